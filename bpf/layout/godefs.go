@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build ignore
+
+// Input of cgo -godefs; see gen.go.
+package layout
+
+// #include "../ummu.h"
+import "C"
+
+// The structures of ummu.h.
+type (
+	Record   C.struct_ummu_record
+	Status   C.struct_ummu_status
+	Epoch    C.struct_ummu_epoch
+	Interest C.struct_ummu_interest
+)
+
+// The constants of ummu.h.
+const (
+	Version = C.UMMU_LAYOUT_VERSION
+
+	GenStart  = C.UMMU_GEN_START
+	GenRecord = C.UMMU_GEN_RECORD
+	GenLoss   = C.UMMU_GEN_LOSS
+	GenDeath  = C.UMMU_GEN_DEATH
+
+	Banks          = C.UMMU_BANKS
+	InterestLevels = C.UMMU_INTEREST_LEVELS
+	InterestBits   = C.UMMU_INTEREST_BITS
+	InterestSpan   = C.UMMU_INTEREST_SPAN
+	InterestShift0 = C.UMMU_INTEREST_SHIFT0
+	InterestShift1 = C.UMMU_INTEREST_SHIFT1
+	InterestShift2 = C.UMMU_INTEREST_SHIFT2
+
+	TierNone               = C.UMMU_TIER_NONE
+	TierSyscall            = C.UMMU_TIER_SYSCALL
+	TierMM                 = C.UMMU_TIER_MM
+	TierNotifierTracepoint = C.UMMU_TIER_NOTIFIER_TRACEPOINT
+	TierNotifierProbe      = C.UMMU_TIER_NOTIFIER_PROBE
+
+	GapFile = C.UMMU_GAP_FILE
+
+	KindLost       = C.UMMU_LOST
+	KindDeregister = C.UMMU_DEREGISTER
+
+	HookSysEnter      = C.UMMU_HOOK_SYS_ENTER
+	HookSysExit       = C.UMMU_HOOK_SYS_EXIT
+	HookEnterMunmap   = C.UMMU_HOOK_ENTER_MUNMAP
+	HookEnterMremap   = C.UMMU_HOOK_ENTER_MREMAP
+	HookEnterMprotect = C.UMMU_HOOK_ENTER_MPROTECT
+	HookExitMunmap    = C.UMMU_HOOK_EXIT_MUNMAP
+	HookExitMremap    = C.UMMU_HOOK_EXIT_MREMAP
+	HookExitMprotect  = C.UMMU_HOOK_EXIT_MPROTECT
+	HookUringSubmit   = C.UMMU_HOOK_URING_SUBMIT
+	HookUringQueue    = C.UMMU_HOOK_URING_QUEUE
+	HookUringComplete = C.UMMU_HOOK_URING_COMPLETE
+	HookSchedFork     = C.UMMU_HOOK_SCHED_FORK
+	HookSchedExec     = C.UMMU_HOOK_SCHED_EXEC
+	HookSchedExit     = C.UMMU_HOOK_SCHED_EXIT
+	HookExitMmap      = C.UMMU_HOOK_EXIT_MMAP
+	HookMax           = C.UMMU_HOOK_MAX
+)

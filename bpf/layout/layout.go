@@ -1,0 +1,111 @@
+// Code generated from ummu.h by cgo -godefs; DO NOT EDIT.
+
+// SPDX-License-Identifier: Apache-2.0
+
+package layout
+
+type (
+	Record struct {
+		Time_ns   uint64
+		Start     uint64
+		End       uint64
+		To_start  uint64
+		To_end    uint64
+		Lost      uint64
+		Space     uint64
+		Arg       [2]uint64
+		Ret       int64
+		Pid       uint32
+		Tid       uint32
+		Child_pid uint32
+		Child_tid uint32
+		Nr        uint32
+		Flags     uint16
+		Kind      uint8
+		Phase     uint8
+		Hook      uint8
+		Abi       uint8
+		Reserved  [6]uint8
+		Comm      [16]int8
+	}
+	Status struct {
+		Generation uint64
+		Version    uint32
+		Size       uint32
+		Tier       uint32
+		Gaps       uint32
+		Reserved0  [5]uint64
+		Begun      [2]uint64
+		Ended      [2]uint64
+		Reserved1  [4]uint64
+		Records    uint64
+		Lost       uint64
+		Filtered   uint64
+		Unpaired   uint64
+		Deaths     uint64
+		Untracked  uint64
+		Reserved2  [2]uint64
+		Reserved3  [488]uint64
+	}
+	Epoch struct {
+		Word     uint64
+		Version  uint32
+		Size     uint32
+		Misses   uint64
+		Reserved [509]uint64
+	}
+	Interest struct {
+		Version  uint32
+		Size     uint32
+		Bank     uint32
+		All      uint32
+		Dense    [3]uint64
+		Reserved [507]uint64
+		Bits     [3][512]uint64
+	}
+)
+
+const (
+	Version = 0x1
+
+	GenStart  = 0x1
+	GenRecord = 0x1
+	GenLoss   = 0x1000000000000
+	GenDeath  = 0x100000000000000
+
+	Banks          = 0x2
+	InterestLevels = 0x3
+	InterestBits   = 0x8000
+	InterestSpan   = 0x10
+	InterestShift0 = 0x10
+	InterestShift1 = 0x18
+	InterestShift2 = 0x20
+
+	TierNone               = 0x0
+	TierSyscall            = 0x1
+	TierMM                 = 0x2
+	TierNotifierTracepoint = 0x3
+	TierNotifierProbe      = 0x4
+
+	GapFile = 0x1
+
+	KindLost       = 0xa
+	KindDeregister = 0xc
+
+	HookSysEnter      = 0x1
+	HookSysExit       = 0x2
+	HookEnterMunmap   = 0x3
+	HookEnterMremap   = 0x4
+	HookEnterMprotect = 0x5
+	HookExitMunmap    = 0x6
+	HookExitMremap    = 0x7
+	HookExitMprotect  = 0x8
+	HookUringSubmit   = 0x9
+	HookUringQueue    = 0xa
+	HookUringComplete = 0xb
+	HookSchedFork     = 0xc
+	HookSchedExec     = 0xd
+	HookSchedExit     = 0xe
+	HookExitMmap      = 0xf
+	HookMax           = 0x10
+)

@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * ummu.h - the memory that the kernel side, the Go client and the C client
+ * share. This header is the only definition: BPF and C include it, Go is
+ * generated from it (bpf/layout). Everything is little or native endian,
+ * naturally aligned, without packing; a test compares every size and offset.
+ *
+ * Rules: fields are only added, in reserved space; each page begins with its
+ * version and size; a reader refuses a version it does not know.
+ */
+#ifndef UMMU_H
+#define UMMU_H
+
+#ifndef __bpf__
+#include <linux/types.h>
+#endif
+
+#define UMMU_LAYOUT_VERSION 1
+
+/* Kinds (mm.Kind). UMMU_UNMAP..UMMU_PROTECT are changes. */
+enum ummu_kind {
+	UMMU_NONE = 0,
+	UMMU_UNMAP = 1,
+	UMMU_REPLACE = 2,
+	UMMU_ZAP = 3,
+	UMMU_MOVE = 4,
+	UMMU_PROTECT = 5,
+	UMMU_MAP = 6,
+	UMMU_FORK = 7,
+	UMMU_EXEC = 8,
+	UMMU_EXIT = 9,
+	UMMU_LOST = 10,
+	UMMU_REGISTER = 11,
+	UMMU_DEREGISTER = 12,
+};
+
+enum ummu_phase {
+	UMMU_BEGIN = 1,	/* before the page tables change */
+	UMMU_END = 2,	/* after it, or a single event */
+};
+
+/* Record flags (mm.Flags). */
+enum ummu_flag {
+	UMMU_F_SUPERSET = 1 << 0,
+	UMMU_F_MAYBE = 1 << 1,
+	UMMU_F_UNPAIRED = 1 << 2,
+	UMMU_F_ASYNC = 1 << 3,
+	UMMU_F_LAST_TASK = 1 << 4,
+	UMMU_F_SPACE_DEATH = 1 << 5,
+	UMMU_F_NEW_PROCESS = 1 << 6,
+	UMMU_F_SHARES_SPACE = 1 << 7,
+	UMMU_F_VECTOR = 1 << 8,
+	UMMU_F_UNKNOWN_LENGTH = 1 << 9,
+	UMMU_F_RESCUED = 1 << 10,
+};
+
+enum ummu_abi {
+	UMMU_ABI_NATIVE = 0,
+	UMMU_ABI_COMPAT = 1,
+	UMMU_ABI_X32 = 2,
+	UMMU_ABI_IO_URING = 3,
+	UMMU_ABI_NONE = 4,
+};
+
+/* Hooks (mm.Hook); their names are in tracer/hooks.go. */
+enum ummu_hook {
+	UMMU_HOOK_NONE = 0,
+	UMMU_HOOK_SYS_ENTER = 1,
+	UMMU_HOOK_SYS_EXIT = 2,
+	UMMU_HOOK_ENTER_MUNMAP = 3,
+	UMMU_HOOK_ENTER_MREMAP = 4,
+	UMMU_HOOK_ENTER_MPROTECT = 5,
+	UMMU_HOOK_EXIT_MUNMAP = 6,
+	UMMU_HOOK_EXIT_MREMAP = 7,
+	UMMU_HOOK_EXIT_MPROTECT = 8,
+	UMMU_HOOK_URING_SUBMIT = 9,
+	UMMU_HOOK_URING_QUEUE = 10,
+	UMMU_HOOK_URING_COMPLETE = 11,
+	UMMU_HOOK_SCHED_FORK = 12,
+	UMMU_HOOK_SCHED_EXEC = 13,
+	UMMU_HOOK_SCHED_EXIT = 14,
+	UMMU_HOOK_EXIT_MMAP = 15,
+	UMMU_HOOK_MAX = 16,
+};
+
+/* Tiers, weakest first. */
+enum ummu_tier {
+	UMMU_TIER_NONE = 0,
+	UMMU_TIER_SYSCALL = 1,
+	UMMU_TIER_MM = 2,
+	UMMU_TIER_NOTIFIER_TRACEPOINT = 3,
+	UMMU_TIER_NOTIFIER_PROBE = 4,
+};
+
+/* What a tier cannot see; a range it concerns is not cacheable there. */
+enum ummu_gap {
+	UMMU_GAP_FILE = 1 << 0,	/* pages of a file or shared object, dropped by anybody who has it */
+};
+
+/*
+ * One event, as it lies in a ring behind the kernel's 8-byte record header.
+ * 128 bytes.
+ */
+struct ummu_record {
+	__u64 time_ns;		/* CLOCK_MONOTONIC */
+	__u64 start, end;	/* half-open, page-rounded; end ~0 = to the top */
+	__u64 to_start, to_end;	/* UMMU_MOVE: destination; 0,0 = not known yet */
+	__u64 lost;		/* the ring's total of lost events before this one */
+	__u64 space;		/* tells address spaces of one ring apart, else 0 */
+	__u64 arg[2];		/* flag arguments of the call */
+	__s64 ret;		/* UMMU_END of a call: its result */
+	__u32 pid, tid;		/* initial pid namespace */
+	__u32 child_pid, child_tid; /* UMMU_FORK; UMMU_EXEC: child_tid = old tid */
+	__u32 nr;		/* call number within abi */
+	__u16 flags;		/* enum ummu_flag */
+	__u8 kind;		/* enum ummu_kind */
+	__u8 phase;		/* enum ummu_phase */
+	__u8 hook;		/* enum ummu_hook */
+	__u8 abi;		/* enum ummu_abi */
+	__u8 reserved[6];
+	char comm[16];
+};
+
+/*
+ * The generation word of a watch and the epoch word: 64 bits, moved only by
+ * additions whose result nobody needs. A client compares the whole word for
+ * equality. The parts only say why it moved; carries between them are
+ * harmless, because a word that moved never comes back to an old value.
+ */
+#define UMMU_GEN_START	1ULL		/* 0 is never a live generation */
+#define UMMU_GEN_RECORD	1ULL
+#define UMMU_GEN_LOSS	(1ULL << 48)
+#define UMMU_GEN_DEATH	(1ULL << 56)
+
+/* Two banks of in-flight counters, as in SRCU; see feed.Watch.Begin. */
+#define UMMU_BANKS 2
+
+/*
+ * Status page: one per watch. The kernel side writes, everybody else maps it
+ * read-only. Hot words have cache lines of their own.
+ */
+struct ummu_status {
+	/* 0: what a lookup reads */
+	__u64 generation;
+	__u32 version, size;
+	__u32 tier;		/* enum ummu_tier */
+	__u32 gaps;		/* enum ummu_gap: what the tier cannot see */
+	__u64 reserved0[5];
+	/* 64: every change of the address space, before the interest filter */
+	__u64 begun[UMMU_BANKS];
+	__u64 ended[UMMU_BANKS];
+	__u64 reserved1[4];
+	/* 128: counters */
+	__u64 records;		/* written to the ring */
+	__u64 lost;		/* ring full */
+	__u64 filtered;		/* changes outside the interest */
+	__u64 unpaired;		/* ends without a begin: each a loss */
+	__u64 deaths;		/* address space torn down, watch closed */
+	__u64 untracked;	/* changes that could not be tracked: watch is dead */
+	__u64 reserved2[2];
+	/* 192 */
+	__u64 reserved3[488];
+};
+
+/* Epoch page: one per loaded kernel side; the second word of validity. */
+struct ummu_epoch {
+	__u64 word;
+	__u32 version, size;
+	__u64 misses;		/* calls that some hook is known to have missed */
+	__u64 reserved[509];
+};
+
+/*
+ * Interest page: one per watch, written by the client, read by the kernel
+ * side. A bloom-like filter with three granularities: a change is tested at
+ * the finest level at which it spans at most UMMU_INTEREST_SPAN granules.
+ * False positives are allowed, false negatives are not.
+ */
+#define UMMU_INTEREST_LEVELS	3
+#define UMMU_INTEREST_BITS	32768
+#define UMMU_INTEREST_SPAN	16
+#define UMMU_INTEREST_SHIFT0	16	/* 64 KiB */
+#define UMMU_INTEREST_SHIFT1	24	/* 16 MiB */
+#define UMMU_INTEREST_SHIFT2	32	/* 4 GiB */
+
+/* Bit of granule g (address >> shift), the same in every language. */
+#define UMMU_INTEREST_HASH(g)	((((g) * 0x9E3779B97F4A7C15ULL) >> 49) & (UMMU_INTEREST_BITS - 1))
+
+struct ummu_interest {
+	__u32 version, size;
+	__u32 bank;		/* 0 or 1: where new changes are counted */
+	__u32 all;		/* nonzero: everything is interesting */
+	__u64 dense[UMMU_INTEREST_LEVELS]; /* entries too large for this level's bits */
+	__u64 reserved[507];
+	__u64 bits[UMMU_INTEREST_LEVELS][UMMU_INTEREST_BITS / 64];
+};
+
+#endif /* UMMU_H */

@@ -1,0 +1,3 @@
+module github.com/ummu/ummu
+
+go 1.25.0
