@@ -22,4 +22,5 @@ require (
 	golang.org/x/sys v0.43.0 // indirect
 	golang.org/x/tools v0.40.1-0.20260108161641-ca281cf95054 // indirect
 	honnef.co/go/tools v0.7.0 // indirect
+	pgregory.net/rapid v1.3.0 // indirect
 )
