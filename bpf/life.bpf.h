@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Lifecycle: tasks come and go, address spaces are born and die. */
+#ifndef UMMU_LIFE_BPF_H
+#define UMMU_LIFE_BPF_H
+
+#include "watch.bpf.h"
+
+/* Lifecycle events borrow an entry for a moment; key is an address that only
+ * this event can have now: of the task or of the address space. */
+static __always_inline struct inflight *life_event(u64 key, u8 kind, u8 hook, u64 mm)
+{
+	struct inflight *f = request_entry(key, mm);
+	struct change *c;
+
+	if (!f)
+		return NULL;
+	f->c = no_inflight.c;
+	c = &f->c;
+	c->kind = kind;
+	c->phase = UMMU_END;
+	c->hook = hook;
+	c->abi = UMMU_ABI_NONE;
+	c->mm = mm;
+	return f;
+}
+
+static __always_inline void life_done(u64 key, u32 how)
+{
+	deliver(key, how | OF_REQUEST);
+	bpf_map_delete_elem(&requests, &key);
+}
+
+/* The i-th reference of s, if it lives and follows. */
+static __always_inline u64 following(struct space *s, int i)
+{
+	u64 ref = s->ref[i];
+
+	return (ref & REF_FOLLOW) && conf_of(ref) ? ref : 0;
+}
+
+/*
+ * Gives the watches that follow `from` to the entry `key` of a map. They go
+ * to the inherited places; a follower too many is a loss to that follower.
+ */
+static __always_inline void inherit(void *map, const void *key, struct space *from)
+{
+	struct space *to;
+	u32 n = 0;
+
+	for (int i = 0; i < SPACE_REFS; i++)
+		n += following(from, i) != 0;
+	if (!n)
+		return;
+	to = bpf_map_lookup_elem(map, key);
+	if (!to) {
+		bpf_map_update_elem(map, key, &no_space, BPF_NOEXIST);
+		to = bpf_map_lookup_elem(map, key);
+	}
+	n = DIRECT_REFS;
+	for (int i = 0; i < SPACE_REFS; i++) {
+		u64 ref = following(from, i);
+
+		if (!ref)
+			continue;
+		if (!to || n >= SPACE_REFS) {
+			struct ummu_status *st = status_of(ref);
+
+			count(COUNT_SPACES_FULL);
+			if (st) {
+				ADD(&st->lost, 1);
+				ADD(&st->generation, UMMU_GEN_LOSS);
+			}
+			continue;
+		}
+		if (n < SPACE_REFS)
+			to->ref[n] = ref;
+		n++;
+	}
+}
+
+/* sched_process_fork runs in kernel_clone() after copy_process() and before
+ * the child can run, so the child is watched from its first instruction. */
+static __always_inline int on_fork(struct task_struct *parent, struct task_struct *child)
+{
+	u64 mm = (u64)BPF_CORE_READ(parent, mm), child_mm = (u64)BPF_CORE_READ(child, mm);
+	u32 tgid = BPF_CORE_READ(parent, tgid), child_tgid = BPF_CORE_READ(child, tgid);
+	u64 key = (u64)child;
+	struct inflight *f;
+	struct space *p;
+
+	if (!mm)
+		return 0;
+	p = bpf_map_lookup_elem(&procs, &tgid);
+	if (p) {
+		if (child_tgid != tgid)
+			inherit(&procs, &child_tgid, p);
+		if (child_mm && child_mm != mm)
+			inherit(&spaces, &child_mm, p);
+	}
+	if (!watched(mm))
+		return 0;
+	f = life_event(key, UMMU_FORK, UMMU_HOOK_SCHED_FORK, mm);
+	if (!f)
+		return 0;
+	f->c.child_pid = child_tgid;
+	f->c.child_tid = BPF_CORE_READ(child, pid);
+	if (child_tgid != tgid)
+		f->c.flags |= UMMU_F_NEW_PROCESS;
+	if (child_mm == mm)
+		f->c.flags |= UMMU_F_SHARES_SPACE;
+	life_done(key, DO_POST);
+	return 0;
+}
+
+/* sched_process_exec runs after exec_mmap(): task->mm is the new space, which
+ * user space has not run in. */
+static __always_inline int on_exec(struct task_struct *task, u32 old_tid)
+{
+	u64 mm = (u64)BPF_CORE_READ(task, mm);
+	u32 tgid = BPF_CORE_READ(task, tgid), tid = BPF_CORE_READ(task, pid);
+	struct space *p = bpf_map_lookup_elem(&procs, &tgid);
+	u64 key = (u64)task;
+	struct inflight *f;
+
+	if (old_tid != tid)
+		bpf_map_delete_elem(&tasks, &old_tid);
+	if (p)
+		inherit(&spaces, &mm, p);
+	if (!watched(mm))
+		return 0;
+	f = life_event(key, UMMU_EXEC, UMMU_HOOK_SCHED_EXEC, mm);
+	if (!f)
+		return 0;
+	f->c.child_tid = old_tid;
+	life_done(key, DO_POST);
+	return 0;
+}
+
+/*
+ * Per task, from do_exit(). Up to 6.15 the task's mm is gone by then, so the
+ * watches are found by thread group; those of the address space hear of its
+ * death instead. signal->live was lowered before, the last task sees 0.
+ */
+static __always_inline int on_exit(struct task_struct *task)
+{
+	u32 tgid = BPF_CORE_READ(task, tgid), tid = BPF_CORE_READ(task, pid);
+	struct inflight *f = bpf_map_lookup_elem(&tasks, &tid);
+	struct space *p = bpf_map_lookup_elem(&procs, &tgid);
+	bool last = BPF_CORE_READ(task, signal, live.counter) == 0;
+	u64 key = (u64)task;
+
+	if (f) {
+		if (f->active) {
+			count(COUNT_STALE);
+			deliver(tid, DO_END);
+		}
+		bpf_map_delete_elem(&tasks, &tid);
+	}
+	if (!p && !all_refs())
+		return 0;
+	f = life_event(key, UMMU_EXIT, UMMU_HOOK_SCHED_EXIT, (u64)BPF_CORE_READ(task, mm));
+	if (f) {
+		if (last)
+			f->c.flags |= UMMU_F_LAST_TASK;
+		life_done(key, DO_POST | OF_PROC);
+	}
+	if (last && p)
+		bpf_map_delete_elem(&procs, &tgid);
+	return 0;
+}
+
+/* mmap:exit_mmap (6.1 and later) fires in exit_mmap(), when the last user of
+ * the address space is gone: nobody can look up in it, nobody holds its entry. */
+static __always_inline int on_space_death(u64 mm)
+{
+	struct inflight *f;
+
+	if (!watched(mm))
+		return 0;
+	f = life_event(mm, UMMU_EXIT, UMMU_HOOK_EXIT_MMAP, mm);
+	if (f) {
+		f->c.flags |= UMMU_F_SPACE_DEATH;
+		f->c.end = TO_TOP;
+		life_done(mm, DO_POST | DO_DEATH);
+	}
+	bpf_map_delete_elem(&spaces, &mm);
+	return 0;
+}
+
+#endif

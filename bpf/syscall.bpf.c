@@ -1,0 +1,332 @@
+//go:build ignore
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * The syscall tier: attachments. Logic is in *.bpf.h.
+ *
+ * It sees what tasks ask for: munmap, mmap over something, mremap, mprotect,
+ * pkey_mprotect, madvise, process_madvise, brk, shmat, shmdt,
+ * remap_file_pages and io_uring's madvise, in the native and the 32-bit ABI.
+ * It misses what others do to the pages behind a mapping: truncation and hole
+ * punching of files, O_DIRECT writes, userfaultfd write protection.
+ */
+#include "syscall.bpf.h"
+#include "life.bpf.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/*
+ * raw_syscalls:sys_enter. In syscall_trace_enter() (kernel/entry/common.c),
+ * after ptrace and seccomp had their say, before the call runs: what is
+ * decoded here is what the kernel will do. All ABIs, every task. Raw
+ * tracepoint programs are not skipped up to 6.x; 7.x runs them preemptible
+ * and may skip one that interrupts itself: see the partners below.
+ */
+SEC("tp_btf/sys_enter")
+int hook_sys_enter(u64 *ctx)
+{
+	struct pt_regs *regs = (struct pt_regs *)ctx[0];
+	u64 nr = ctx[1];
+	struct call_site site = { .hook = UMMU_HOOK_SYS_ENTER, .saw = SAW_MAIN };
+	struct task_struct *task;
+
+	if (!known_nr(nr))
+		return 0;
+	task = (void *)bpf_get_current_task();
+	identify(&site, task, nr);
+	if (!site.call)
+		return 0;
+	read_args(&site, regs);
+	return enter(&site, task);
+}
+
+/*
+ * raw_syscalls:sys_exit. In syscall_exit_work(), after the call, before the
+ * task sees the result. Also the information records: new mappings.
+ */
+SEC("tp_btf/sys_exit")
+int hook_sys_exit(u64 *ctx)
+{
+	struct pt_regs *regs = (struct pt_regs *)ctx[0];
+	s64 ret = ctx[1];
+	struct call_site site = { .hook = UMMU_HOOK_SYS_EXIT, .saw = SAW_MAIN };
+	struct task_struct *task;
+#if defined(__TARGET_ARCH_x86)
+	u64 nr = regs->orig_ax;
+#else
+	u64 nr = (u32)regs->syscallno;
+#endif
+
+	if (!known_nr(nr))
+		return 0;
+	task = (void *)bpf_get_current_task();
+	identify(&site, task, nr);
+	if (!site.call)
+		return 0;
+	read_args(&site, regs);
+	return leave(&site, task, ret);
+}
+
+/*
+ * Partners: the classic per-call tracepoints of the three calls that matter
+ * most. Another program type with another way of being skipped (perf buffers
+ * and bpf_prog_active instead of the per-program counter); whichever of the
+ * two sees a call first makes the record. They do not fire for 32-bit calls.
+ */
+/* Reading past the call's last argument would be refused at attach time
+ * (trace_event_get_offsets(), kernel/trace/trace_events.c): n is exact. */
+static __always_inline int classic_enter(struct enter_record *r, u32 call, u8 hook, int n)
+{
+	struct call_site site = {
+		.hook = hook, .saw = SAW_CLASSIC, .call = call, .nr = r->nr & ~X32_BIT,
+		.abi = r->nr & X32_BIT ? UMMU_ABI_X32 : UMMU_ABI_NATIVE,
+	};
+
+	for (int i = 0; i < n; i++)
+		site.k.a[i] = r->args[i];
+	return enter(&site, (void *)bpf_get_current_task());
+}
+
+static __always_inline int classic_leave(struct exit_record *r, u32 call, u8 hook)
+{
+	struct call_site site = {
+		.hook = hook, .saw = SAW_CLASSIC, .call = call, .nr = r->nr & ~X32_BIT,
+		.abi = r->nr & X32_BIT ? UMMU_ABI_X32 : UMMU_ABI_NATIVE,
+	};
+
+	return leave(&site, (void *)bpf_get_current_task(), r->ret);
+}
+
+SEC("tracepoint/syscalls/sys_enter_munmap")
+int hook_enter_munmap(struct enter_record *r)
+{
+	return classic_enter(r, CALL_MUNMAP, UMMU_HOOK_ENTER_MUNMAP, 2);
+}
+
+SEC("tracepoint/syscalls/sys_enter_mremap")
+int hook_enter_mremap(struct enter_record *r)
+{
+	return classic_enter(r, CALL_MREMAP, UMMU_HOOK_ENTER_MREMAP, 5);
+}
+
+SEC("tracepoint/syscalls/sys_enter_mprotect")
+int hook_enter_mprotect(struct enter_record *r)
+{
+	return classic_enter(r, CALL_MPROTECT, UMMU_HOOK_ENTER_MPROTECT, 3);
+}
+
+SEC("tracepoint/syscalls/sys_exit_munmap")
+int hook_exit_munmap(struct exit_record *r)
+{
+	return classic_leave(r, CALL_MUNMAP, UMMU_HOOK_EXIT_MUNMAP);
+}
+
+SEC("tracepoint/syscalls/sys_exit_mremap")
+int hook_exit_mremap(struct exit_record *r)
+{
+	return classic_leave(r, CALL_MREMAP, UMMU_HOOK_EXIT_MREMAP);
+}
+
+SEC("tracepoint/syscalls/sys_exit_mprotect")
+int hook_exit_mprotect(struct exit_record *r)
+{
+	return classic_leave(r, CALL_MPROTECT, UMMU_HOOK_EXIT_MPROTECT);
+}
+
+/*
+ * io_uring:io_uring_submit_req (6.3; io_uring_submit_sqe before). In
+ * io_submit_sqe() after the request was prepared, before it can run; current
+ * is the submitter or the SQPOLL thread, both in the ring's address space.
+ */
+SEC("raw_tp/io_uring_submit_req")
+int hook_uring_submit(u64 *ctx)
+{
+	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_SUBMIT);
+}
+
+/* io_uring:io_uring_queue_async_work. Each madvise passes here on its way to
+ * a worker: also one submitted before the watch was there. */
+SEC("raw_tp/io_uring_queue_async_work")
+int hook_uring_queue(u64 *ctx)
+{
+	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_QUEUE);
+}
+
+/* io_uring:io_uring_complete(ctx, req, cqe), 6.1 and later: when the result
+ * is about to be visible. A request without a result (CQE_SKIP_SUCCESS) has
+ * no such event: it stays open until its memory is used for another. */
+SEC("raw_tp/io_uring_complete")
+int hook_uring_complete(u64 *ctx)
+{
+	return uring_end((void *)ctx[1], 0);
+}
+
+/* sched:sched_process_fork(parent, child) */
+SEC("raw_tp/sched_process_fork")
+int hook_fork(u64 *ctx)
+{
+	return on_fork((struct task_struct *)ctx[0], (struct task_struct *)ctx[1]);
+}
+
+/* sched:sched_process_exec(task, old pid, bprm) */
+SEC("raw_tp/sched_process_exec")
+int hook_exec(u64 *ctx)
+{
+	return on_exec((struct task_struct *)ctx[0], (u32)ctx[1]);
+}
+
+/* sched:sched_process_exit(task) */
+SEC("raw_tp/sched_process_exit")
+int hook_exit(u64 *ctx)
+{
+	return on_exit((struct task_struct *)ctx[0]);
+}
+
+/* mmap:exit_mmap(mm), 6.1 and later */
+SEC("raw_tp/exit_mmap")
+int hook_space_death(u64 *ctx)
+{
+	return on_space_death(ctx[0]);
+}
+
+/* ---- control: run by the owner through BPF_PROG_TEST_RUN ---- */
+
+#define CTL_WATCH_SPACE	1	/* {op, mm, tgid or 0, ref} */
+#define CTL_WATCH_ALL	2	/* {op, 0, 0, ref} */
+#define CTL_UNWATCH_ALL	3	/* {op, 0, 0, ref} */
+#define CTL_EPOCH	4	/* {op, addend of the epoch word, misses, 0} */
+#define CTL_KILL	5	/* {op, addend of the generation, 0, ref} */
+
+static __always_inline int add_ref(u64 *refs, u32 n, u64 ref)
+{
+	for (u32 i = 0; i < n; i++) {
+		if (!conf_of(refs[i])) {
+			refs[i] = ref;
+			return 0;
+		}
+	}
+	return -28;	/* ENOSPC */
+}
+
+static __always_inline int add_to(void *map, const void *key, u64 ref)
+{
+	struct space *s = bpf_map_lookup_elem(map, key);
+
+	if (!s) {
+		bpf_map_update_elem(map, key, &no_space, BPF_NOEXIST);
+		s = bpf_map_lookup_elem(map, key);
+		if (!s)
+			return -12;	/* ENOMEM */
+	}
+	return add_ref(s->ref, DIRECT_REFS, ref);
+}
+
+/*
+ * The only writer of direct references, so that entries are changed in place:
+ * an update from user space would replace the element, and a hook that is
+ * reading the old one could see it reused. The caller runs one at a time.
+ */
+SEC("raw_tp/ummu_control")
+int control(u64 *ctx)
+{
+	u64 op = ctx[0], mm = ctx[1], ref = ctx[3];
+	u32 tgid = ctx[2], zero = 0;
+	struct all_refs *all;
+	int err;
+
+	switch (op) {
+	case CTL_WATCH_SPACE:
+		err = add_to(&spaces, &mm, ref);
+		if (!err && tgid)
+			err = add_to(&procs, &tgid, ref);
+		return err;
+	case CTL_WATCH_ALL:
+	case CTL_UNWATCH_ALL:
+		all = bpf_map_lookup_elem(&all_spaces, &zero);
+		if (!all)
+			return -12;
+		if (op == CTL_WATCH_ALL) {
+			err = add_ref(all->ref, ALL_REFS, ref);
+			if (!err)
+				all->any = 1;
+			return err;
+		}
+		all->any = 0;
+		for (int i = 0; i < ALL_REFS; i++) {
+			if (all->ref[i] == ref)
+				all->ref[i] = 0;
+			if (all->ref[i])
+				all->any = 1;
+		}
+		return 0;
+	case CTL_EPOCH: {
+		struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
+
+		if (!e)
+			return -12;
+		ADD(&e->misses, ctx[2]);
+		ADD(&e->word, ctx[1]);
+		return 0;
+	}
+	case CTL_KILL: {
+		struct ummu_status *st = status_of(ref);
+
+		if (!st)
+			return -2;	/* ENOENT */
+		ADD(&st->deaths, 1);
+		ADD(&st->generation, ctx[1]);
+		return 0;
+	}
+	}
+	return -22;	/* EINVAL */
+}
+
+/*
+ * Tasks as the kernel knows them: a reader of this iterator learns the
+ * address space behind a pid of its own pid namespace. Fields as in struct
+ * task_line of the loader.
+ */
+struct task_line {
+	u64 mm;
+	u32 pid, tid;		/* in the reader's pid namespace */
+	u32 tgid, task;		/* in the initial pid namespace */
+	s64 nr;			/* call the task is in, or was in last; -1 none */
+	u32 flags;		/* task->flags, PF_* */
+	u32 covered;		/* its call in flight is tracked for the asked reference */
+};
+
+u64 iter_ref; /* set by the loader before it reads */
+
+static __always_inline int nr_in(struct pid *pid, u32 level)
+{
+	int nr = 0;
+
+	bpf_probe_read_kernel(&nr, sizeof(nr), (void *)pid + bpf_core_field_offset(struct pid, numbers) +
+			      level * bpf_core_type_size(struct upid) +
+			      bpf_core_field_offset(struct upid, nr));
+	return nr;
+}
+
+SEC("iter/task")
+int list_tasks(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task, *self;
+	struct seq_file *seq = ctx->meta->seq;
+	struct task_line l = {};
+	u32 level, tid;
+
+	if (!task)
+		return 0;
+	self = (void *)bpf_get_current_task();
+	level = BPF_CORE_READ(self, thread_pid, level);
+	l.mm = (u64)BPF_CORE_READ(task, mm);
+	if (!l.mm)
+		return 0;
+	l.tid = nr_in(BPF_CORE_READ(task, thread_pid), level);
+	l.pid = nr_in(BPF_CORE_READ(task, group_leader, thread_pid), level);
+	l.tgid = BPF_CORE_READ(task, tgid);
+	l.task = tid = BPF_CORE_READ(task, pid);
+	l.flags = BPF_CORE_READ(task, flags);
+	l.nr = -1;
+	bpf_seq_write(seq, &l, sizeof(l));
+	return 0;
+}

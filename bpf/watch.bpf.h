@@ -1,0 +1,548 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Watches: who wants to know about which address space, and how one change
+ * reaches them. Order of one change for one watch (design: the client's proof
+ * in feed/ rests on it):
+ *
+ *   begin: begun[bank]++  ->  interest read  ->  record committed  ->  generation++
+ *   (the kernel changes the page tables)
+ *   end:   record committed (streams only)  ->  ended[bank]++
+ *
+ * No step uses the result of an atomic operation.
+ */
+#ifndef UMMU_WATCH_BPF_H
+#define UMMU_WATCH_BPF_H
+
+#include "core.bpf.h"
+#include "calls.bpf.h"
+#include "ummu.h"
+
+/*
+ * A reference to a watch: its slot, flags, and the incarnation of the slot.
+ * A reference whose incarnation is not the slot's is dead and may be
+ * overwritten; closing a watch is one store to slot_conf.
+ */
+#define REF_SLOT	0xffffULL
+#define REF_FOLLOW	(1ULL << 16)	/* children and executed programs too */
+#define REF_SHIFT	32
+
+#define MAX_SLOTS	1024
+/* References of one address space: direct ones are added by user space, one
+ * writer at a time; inherited ones by fork and exec. Two areas, so that the
+ * two never choose the same free place. */
+#define DIRECT_REFS	12
+#define INHERIT_REFS	4
+#define SPACE_REFS	(DIRECT_REFS + INHERIT_REFS)
+#define ALL_REFS	4		/* watches of every address space */
+#define REFS		(SPACE_REFS + ALL_REFS)
+
+struct space {
+	u64 ref[SPACE_REFS];
+	u64 brks;	/* brk calls in flight */
+};
+
+#define SLOT_TRACK	1	/* a feed: begun/ended words, interest filter */
+#define SLOT_SPACE	2	/* fill record.space and comm: a stream for people */
+#define SLOT_NO_WAKEUP	4
+
+struct slot_conf {
+	u32 incarnation;	/* 0: never used */
+	u32 flags;
+	u32 begin_kinds;	/* 1 << kind */
+	u32 end_kinds;
+};
+
+/*
+ * What a task is in the middle of. One entry per task that was seen changing
+ * a watched address space, kept until the task exits: changes are tracked by
+ * task, not counted, so that one whose end was missed is closed by the task's
+ * next call or by its exit.
+ */
+struct inflight {
+	u64 ref[REFS];	/* watches whose begun word was moved, or that got the begin */
+	u64 mm;
+	struct change c;
+	u32 nr;
+	u8 abi;
+	u8 active;
+	u8 entered;	/* SAW_* of the hooks that saw the begin */
+	u8 exited;
+	u8 call;
+	u8 brk;		/* counted in space.brks */
+	u8 pad[6];
+	u64 brk_old;
+	u64 a[6];
+	u8 bank[REFS];	/* the bank that ref[i] was counted in */
+	u8 pad2[4];
+};
+#define SAW_MAIN	1
+#define SAW_CLASSIC	2
+
+struct inner_status {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(key_size, sizeof(u32));
+	__uint(value_size, sizeof(struct ummu_status));
+};
+
+struct inner_interest {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(key_size, sizeof(u32));
+	__uint(value_size, sizeof(struct ummu_interest));
+};
+
+struct inner_ring {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, u32);
+	__array(values, struct inner_status);
+} slot_status SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, u32);
+	__array(values, struct inner_interest);
+} slot_interest SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, u32);
+	__array(values, struct inner_ring);
+} slot_ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SLOTS);
+	__type(key, u32);
+	__type(value, struct slot_conf);
+} slot_conf SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, u32);
+	__type(value, struct ummu_epoch);
+} epoch SEC(".maps");
+
+/* mm_struct -> its watches. An entry is removed only when the address space
+ * dies, when nobody can be reading it: hash elements are reused at once. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u64);
+	__type(value, struct space);
+} spaces SEC(".maps");
+
+/* tgid -> watches that follow the process through fork and exec. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__type(key, u32);
+	__type(value, struct space);
+} procs SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, u32);
+	__type(value, struct inflight);
+} tasks SEC(".maps");
+
+/* io_kiocb -> its madvise, from submission to completion. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, u64);
+	__type(value, struct inflight);
+} requests SEC(".maps");
+
+/* Watches of every address space; like spaces, written in place. */
+struct all_refs {
+	u64 ref[ALL_REFS];
+	u64 any;	/* nonzero while one is live */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct all_refs);
+} all_spaces SEC(".maps");
+
+/* Named counters of what went wrong or was rescued, summed over CPUs. */
+enum counter {
+	COUNT_RESCUED_ENTER,	/* the main hook missed, its partner saw it */
+	COUNT_RESCUED_EXIT,
+	COUNT_STALE,		/* a begin whose end was never seen, closed later */
+	COUNT_UNPAIRED,		/* an end whose begin was not seen */
+	COUNT_TASKS_FULL,	/* no room to track a task: its watches are dead */
+	COUNT_SPACES_FULL,	/* no room to follow a child: its watches lost events */
+	COUNT_MAX,
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, COUNT_MAX);
+	__type(key, u32);
+	__type(value, u64);
+} counters SEC(".maps");
+
+const volatile u64 space_key = 1; /* odd; hides kernel pointers in record.space */
+
+static const struct inflight no_inflight;
+static const struct space no_space;
+
+static __always_inline void count(u32 which)
+{
+	u64 *n = bpf_map_lookup_elem(&counters, &which);
+
+	if (n)
+		*n += 1;
+}
+
+/* Nobody reads these: they put the types of what is shared into the object,
+ * for the test that compares them with Go. */
+const struct ummu_record *const type_record;
+const struct ummu_status *const type_status;
+const struct ummu_interest *const type_interest;
+
+#define ADD(p, v) ((void)__sync_fetch_and_add((p), (v)))
+
+/*
+ * Addition and full barrier, for begun before the interest is read: the
+ * client sets its interest, fences, then reads begun. Plain atomic adds are
+ * full barriers on x86-64; on arm64 only the form that returns the old value
+ * is (needs 5.12), so there the result is kept alive.
+ */
+static __always_inline void add_ordered(u64 *p, u64 v)
+{
+#if defined(__TARGET_ARCH_arm64)
+	u64 old = __sync_fetch_and_add(p, v);
+
+	asm volatile("" : : "r"(old) : "memory");
+#else
+	ADD(p, v);
+	asm volatile("" : : : "memory");
+#endif
+}
+
+static __always_inline struct slot_conf *conf_of(u64 ref)
+{
+	u32 slot = ref & REF_SLOT;
+	struct slot_conf *conf;
+
+	if (!ref)
+		return NULL;
+	conf = bpf_map_lookup_elem(&slot_conf, &slot);
+	if (!conf || conf->incarnation != ref >> REF_SHIFT)
+		return NULL;
+	return conf;
+}
+
+static __always_inline struct ummu_status *status_of(u64 ref)
+{
+	u32 slot = ref & REF_SLOT, zero = 0;
+	void *inner = bpf_map_lookup_elem(&slot_status, &slot);
+
+	return inner ? bpf_map_lookup_elem(inner, &zero) : NULL;
+}
+
+static __always_inline struct ummu_interest *interest_of(u64 ref)
+{
+	u32 slot = ref & REF_SLOT, zero = 0;
+	void *inner = bpf_map_lookup_elem(&slot_interest, &slot);
+
+	return inner ? bpf_map_lookup_elem(inner, &zero) : NULL;
+}
+
+/*
+ * Whether [start, end) may touch what the client of a watch is interested in.
+ * A global function (verified once; scalars, because pointers need 5.12).
+ */
+__noinline int interesting(u64 ref, u64 start, u64 end)
+{
+	struct ummu_interest *in = interest_of(ref);
+	u32 shift = UMMU_INTEREST_SHIFT0;
+
+	if (!in || in->all)
+		return 1;
+	if (end <= start)
+		return 0;
+	for (u32 level = 0; level < UMMU_INTEREST_LEVELS; level++, shift += 8) {
+		u64 first = start >> shift, n = ((end - 1) >> shift) - first;
+		u32 hit = 0;
+
+		if (n >= UMMU_INTEREST_SPAN || in->dense[level])
+			continue;
+		for (u32 i = 0; i < UMMU_INTEREST_SPAN; i++) {
+			u64 g = first + (i < n ? i : n);
+			u64 bit = UMMU_INTEREST_HASH(g);
+
+			hit |= (in->bits[level][bit / 64] >> (bit % 64)) & 1;
+		}
+		return hit;
+	}
+	return 1;
+}
+
+/* Writes the record of f for one watch. Every way to fail is counted. */
+static __always_inline void post(const struct change *c, u64 ref, struct slot_conf *conf,
+				 struct ummu_status *st, u16 flags)
+{
+	u32 kinds = c->phase == UMMU_BEGIN ? conf->begin_kinds : conf->end_kinds;
+	u32 slot = ref & REF_SLOT;
+	struct ummu_record *r;
+	u64 *comm, id;
+	void *ring;
+
+	if (!(kinds & (1u << (c->kind & 31))))
+		return;
+	if ((conf->flags & SLOT_TRACK) && c->kind <= UMMU_PROTECT &&
+	    !interesting(ref, c->start, c->end) && !interesting(ref, c->to_start, c->to_end)) {
+		ADD(&st->filtered, 1);
+		return;
+	}
+	ring = bpf_map_lookup_elem(&slot_ring, &slot);
+	r = ring ? bpf_ringbuf_reserve(ring, sizeof(*r), 0) : NULL;
+	if (!r) {
+		ADD(&st->lost, 1);
+		ADD(&st->generation, UMMU_GEN_LOSS);
+		return;
+	}
+	id = bpf_get_current_pid_tgid();
+	r->time_ns = bpf_ktime_get_ns();
+	r->start = c->start;
+	r->end = c->end;
+	r->to_start = c->to_start;
+	r->to_end = c->to_end;
+	r->lost = st->lost;
+	r->arg[0] = c->arg[0];
+	r->arg[1] = c->arg[1];
+	r->ret = c->ret;
+	r->pid = id >> 32;
+	r->tid = (u32)id;
+	r->child_pid = c->child_pid;
+	r->child_tid = c->child_tid;
+	r->nr = c->nr;
+	r->flags = flags;
+	r->kind = c->kind;
+	r->phase = c->phase;
+	r->hook = c->hook;
+	r->abi = c->abi;
+	__builtin_memset(r->reserved, 0, sizeof(r->reserved));
+	comm = (u64 *)r->comm;
+	comm[0] = 0;
+	comm[1] = 0;
+	r->space = 0;
+	if (conf->flags & SLOT_SPACE) {
+		r->space = c->mm * space_key;
+		bpf_get_current_comm(r->comm, sizeof(r->comm));
+	}
+	bpf_ringbuf_submit(r, conf->flags & SLOT_NO_WAKEUP ? BPF_RB_NO_WAKEUP : 0);
+	ADD(&st->records, 1);
+	ADD(&st->generation, UMMU_GEN_RECORD);
+}
+
+static __always_inline struct all_refs *all_refs(void)
+{
+	u32 zero = 0;
+	struct all_refs *all = bpf_map_lookup_elem(&all_spaces, &zero);
+
+	return all && all->any ? all : NULL;
+}
+
+/* What deliver() does for each watch, in this order. */
+#define DO_BEGIN	1	/* count the change as begun */
+#define DO_POST		2	/* write the record */
+#define DO_PAIR		4	/* ... as unpaired where the watch missed the begin */
+#define DO_END		8	/* count the change as ended */
+#define DO_DEATH	16	/* the address space is gone */
+#define OF_REQUEST	32	/* the change is in requests, not in tasks */
+#define OF_PROC		64	/* for the watches of the process, not of the space */
+
+static __always_inline struct inflight *inflight_of(u64 key, u32 how)
+{
+	u32 tid = key;
+
+	if (how & OF_REQUEST)
+		return bpf_map_lookup_elem(&requests, &key);
+	return bpf_map_lookup_elem(&tasks, &tid);
+}
+
+/*
+ * Delivers a change to one watch: the i-th of its address space. A global
+ * function, verified once; its arguments are scalars because pointers need
+ * 5.12.
+ */
+__noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
+{
+	u64 i = index;
+	struct inflight *f = inflight_of(key, how);
+	struct slot_conf *conf = conf_of(ref);
+	struct ummu_status *st;
+
+	asm volatile("" : "+r"(i)); /* one register: the bound below holds for every use */
+	if (!f || i >= REFS || !conf)
+		return 0;
+	st = status_of(ref);
+	if (!st)
+		return 0;
+	if (how & DO_BEGIN) {
+		if (conf->flags & SLOT_TRACK) {
+			struct ummu_interest *in = interest_of(ref);
+			u32 bank = in ? in->bank & 1 : 0;
+
+			f->bank[i] = bank;
+			add_ordered(&st->begun[bank], 1);
+		}
+		f->ref[i] = ref;
+	}
+	if (how & DO_POST) {
+		u16 flags = f->c.flags;
+
+		/* an end whose begin this watch did not get is a loss to it: the
+		 * change may be older than what the watch knows */
+		if ((how & DO_PAIR) && f->ref[i] != ref) {
+			flags |= UMMU_F_UNPAIRED;
+			ADD(&st->unpaired, 1);
+			ADD(&st->generation, UMMU_GEN_LOSS);
+		}
+		post(&f->c, ref, conf, st, flags);
+	}
+	if ((how & DO_END) && f->ref[i] == ref) {
+		if (conf->flags & SLOT_TRACK)
+			ADD(&st->ended[f->bank[i] & 1], 1);
+		f->ref[i] = 0;
+	}
+	if ((how & DO_DEATH) && (conf->flags & SLOT_TRACK)) {
+		ADD(&st->deaths, 1);
+		ADD(&st->generation, UMMU_GEN_DEATH);
+	}
+	return 0;
+}
+
+/*
+ * Delivers the change of one task (or io_uring request, or lifecycle event)
+ * to every watch it concerns.
+ *
+ * A watch closed between begin and end is skipped (its reference is dead),
+ * and one that took its place is not the one that was counted.
+ */
+__noinline int deliver(u64 key, u32 how)
+{
+	struct inflight *f = inflight_of(key, how);
+	struct all_refs *all = all_refs();
+	struct space *s;
+
+	if (!f)
+		return 0;
+	if (how & OF_PROC) {
+		u32 tgid = bpf_get_current_pid_tgid() >> 32;
+
+		s = bpf_map_lookup_elem(&procs, &tgid);
+	} else {
+		s = bpf_map_lookup_elem(&spaces, &f->mm);
+	}
+	if (s) {
+		for (u32 i = 0; i < SPACE_REFS; i++) {
+			if (s->ref[i])
+				deliver_one(key, how, i, s->ref[i]);
+		}
+	}
+	if (all) {
+		for (u32 i = 0; i < ALL_REFS; i++) {
+			if (all->ref[i])
+				deliver_one(key, how, SPACE_REFS + i, all->ref[i]);
+		}
+	}
+	if (how & DO_BEGIN)
+		f->active = 1;
+	if (how & DO_END) {
+		f->active = 0;
+		if (f->brk && s)
+			ADD(&s->brks, -1);
+		f->brk = 0;
+	}
+	return 0;
+}
+
+/*
+ * There is no room to keep the change: every watch of the address space is
+ * told so, without its record.
+ */
+__noinline int untracked(u64 mm)
+{
+	struct space *s = bpf_map_lookup_elem(&spaces, &mm);
+	struct all_refs *all = all_refs();
+
+	count(COUNT_TASKS_FULL);
+	for (u32 i = 0; i < REFS; i++) {
+		u64 ref = i < SPACE_REFS ? (s ? s->ref[i] : 0) : (all ? all->ref[i - SPACE_REFS] : 0);
+		struct slot_conf *conf = conf_of(ref);
+		struct ummu_status *st = conf ? status_of(ref) : NULL;
+
+		if (st) {
+			ADD(&st->untracked, 1);
+			ADD(&st->lost, 1);
+			ADD(&st->generation, UMMU_GEN_DEATH);
+		}
+	}
+	return 0;
+}
+
+static __always_inline struct space *space_of(u64 mm)
+{
+	return bpf_map_lookup_elem(&spaces, &mm);
+}
+
+static __always_inline bool watched(u64 mm)
+{
+	return space_of(mm) || all_refs();
+}
+
+/* The entry of the current task, made if need be; NULL: counted as untracked. */
+static __always_inline struct inflight *task_entry(u32 tid, u64 mm)
+{
+	struct inflight *f = bpf_map_lookup_elem(&tasks, &tid);
+
+	if (!f) {
+		bpf_map_update_elem(&tasks, &tid, &no_inflight, BPF_ANY);
+		f = bpf_map_lookup_elem(&tasks, &tid);
+		if (!f) {
+			untracked(mm);
+			return NULL;
+		}
+	}
+	f->mm = mm;
+	return f;
+}
+
+/* An entry for a request or a lifecycle event, under an address as key. */
+static __always_inline struct inflight *request_entry(u64 key, u64 mm)
+{
+	struct inflight *f = bpf_map_lookup_elem(&requests, &key);
+
+	if (!f) {
+		bpf_map_update_elem(&requests, &key, &no_inflight, BPF_ANY);
+		f = bpf_map_lookup_elem(&requests, &key);
+		if (!f) {
+			untracked(mm);
+			return NULL;
+		}
+	}
+	f->mm = mm;
+	return f;
+}
+
+#endif

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tracer
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Errors of this package; use errors.Is.
+var (
+	// ErrNotSupported: the kernel lacks what a hook needs.
+	ErrNotSupported = errors.New("not supported by this kernel")
+	// ErrPermission: the caller may not load or attach BPF programs.
+	ErrPermission = errors.New("not permitted")
+	// ErrNoProcess: the target does not exist or has ended.
+	ErrNoProcess = errors.New("no such process")
+	// ErrNoSpace: the target has no user address space (a kernel thread, or a
+	// process that is already exiting).
+	ErrNoSpace = errors.New("process has no address space")
+	// ErrTooMany: a limit of watches is reached; the text names it.
+	ErrTooMany = errors.New("too many watches")
+	// ErrFlushed: everything recorded before [Stream.Flush] was read.
+	ErrFlushed = errors.New("stream flushed")
+	// ErrCorrupt: bytes in a ring are not a record of a known layout.
+	ErrCorrupt = errors.New("record is corrupt")
+)
+
+// HookError says why a hook could not be loaded or attached and what to try.
+// It answers [ErrPermission] or [ErrNotSupported] through errors.Is.
+type HookError struct {
+	Hook   string // as the kernel names it
+	Kernel string // release of the running kernel
+	Need   string // capability or kernel version the hook needs
+	Try    string // what an administrator can do
+	Err    error
+}
+
+func (e *HookError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "attach %s on kernel %s: %v", e.Hook, e.Kernel, e.Err)
+	if e.Need != "" {
+		fmt.Fprintf(&b, " (needs %s", e.Need)
+		if e.Try != "" {
+			fmt.Fprintf(&b, "; try: %s", e.Try)
+		}
+		b.WriteString(")")
+	}
+	return b.String()
+}
+
+// Unwrap returns the cause.
+func (e *HookError) Unwrap() error { return e.Err }
+
+// Is answers the sentinel that fits the cause.
+func (e *HookError) Is(target error) bool {
+	switch target {
+	case ErrPermission:
+		return errors.Is(e.Err, unix.EPERM) || errors.Is(e.Err, unix.EACCES)
+	case ErrNotSupported:
+		return !e.Is(ErrPermission)
+	}
+	return false
+}
+
+// kernelRelease is uname -r, for messages.
+func kernelRelease() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return "unknown"
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+func hookError(hook string, err error) *HookError {
+	e := &HookError{Hook: hook, Kernel: kernelRelease(), Err: err}
+	if e.Is(ErrPermission) {
+		e.Need = "CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN"
+		e.Try = "run as root; in a container grant both capabilities and allow bpf(2) and perf_event_open(2); " +
+			"check lockdown in /sys/kernel/security/lockdown"
+		return e
+	}
+	e.Need = "a kernel with BTF (CONFIG_DEBUG_INFO_BTF, /sys/kernel/btf/vmlinux) and this tracepoint"
+	e.Try = "ummufeed check"
+	return e
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tracer
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/mm"
+)
+
+// lossInterval bounds how long a loss that no record follows stays unread.
+const lossInterval = 100 * time.Millisecond
+
+// Stream delivers the records of one watch in the order in which the kernel
+// side reserved them: for one address, a change is before whatever reuses it.
+// Read is for one goroutine at a time; the other methods are safe at any time.
+type Stream struct {
+	t      *Tracer
+	slot   *slot
+	all    bool
+	reader *ringbuf.Reader
+	status *layout.Status // mapped, written by the kernel side
+
+	missed atomic.Uint64 // calls that a hook missed, from the miss counters
+	doubt  atomic.Uint64 // failures to tell the kernel side about misses
+
+	deadline atomic.Pointer[time.Time]
+	closing  sync.Once
+	closeErr error
+
+	// owned by Read
+	raw     ringbuf.Record
+	seq     uint64
+	lost    uint64 // of the status page, as far as reported
+	told    uint64 // of missed+doubt, as far as reported
+	held    mm.Record
+	holding bool
+	flushed bool
+}
+
+// Stats are the totals of one stream on the sending side: every event that
+// was seen is in Records or in Lost, and Read delivers exactly that many.
+type Stats struct {
+	Records  uint64 // written to the ring
+	Lost     uint64 // not written because the ring was full
+	Missed   uint64 // hook runs that the kernel skipped, machine-wide
+	Unpaired uint64 // ends of calls whose begin was not seen
+}
+
+func newStream(t *Tracer, sl *slot, all bool) (*Stream, error) {
+	mem, err := mapStatus(sl.status)
+	if err != nil {
+		return nil, err
+	}
+	rd, err := ringbuf.NewReader(sl.ring)
+	if err != nil {
+		unix.Munmap(mem)
+		return nil, fmt.Errorf("read ring: %w", err)
+	}
+	s := &Stream{t: t, slot: sl, all: all, reader: rd}
+	s.status = (*layout.Status)(unsafe.Pointer(unsafe.SliceData(mem)))
+	// the totals can be read after Close: the page lives as long as s
+	runtime.AddCleanup(s, func(b []byte) { unix.Munmap(b) }, mem)
+	return s, nil
+}
+
+// Read waits for the next record and stores it in rec, without allocation.
+// Besides records of the kernel side it delivers one of kind Lost, with
+// their number, for each run of lost events, before the first record behind
+// them, or at the latest 100 ms after the ring ran empty.
+//
+// Errors: [os.ErrDeadlineExceeded], [ErrFlushed], [os.ErrClosed],
+// [ErrCorrupt]. After the first two reading can go on.
+func (s *Stream) Read(rec *mm.Record) error {
+	if s.holding {
+		s.holding = false
+		*rec = s.held
+		s.seq++
+		rec.Seq = s.seq
+		return nil
+	}
+	for {
+		if s.flushed {
+			s.flushed = false
+			return ErrFlushed
+		}
+		wait := time.Now().Add(lossInterval)
+		user := s.deadline.Load()
+		if user != nil && user.Before(wait) {
+			wait = *user
+		}
+		s.reader.SetDeadline(wait)
+		err := s.reader.ReadInto(&s.raw)
+		switch {
+		case err == nil:
+			if err := decode(s.raw.RawSample, rec); err != nil {
+				return err
+			}
+			if total := lostBefore(s.raw.RawSample); total > s.lost {
+				s.held, s.holding = *rec, true
+				s.lose(rec, total)
+				return nil
+			}
+			if s.misses() {
+				s.held, s.holding = *rec, true
+				s.lose(rec, s.lost)
+				return nil
+			}
+			s.seq++
+			rec.Seq = s.seq
+			return nil
+		case errors.Is(err, ringbuf.ErrFlushed):
+			s.flushed = true
+		case errors.Is(err, os.ErrDeadlineExceeded):
+		case errors.Is(err, os.ErrClosed):
+			return os.ErrClosed
+		default:
+			return fmt.Errorf("read ring: %w", err)
+		}
+		if total := atomic.LoadUint64(&s.status.Lost); total > s.lost || s.misses() {
+			// the ring was empty after the loss
+			if s.reader.AvailableBytes() == 0 {
+				s.lose(rec, total)
+				return nil
+			}
+		}
+		if user := s.deadline.Load(); user != nil && !s.flushed && !time.Now().Before(*user) {
+			return os.ErrDeadlineExceeded
+		}
+	}
+}
+
+func (s *Stream) misses() bool { return s.missed.Load()+s.doubt.Load() != s.told }
+
+// lose makes rec the record of the loss up to total.
+func (s *Stream) lose(rec *mm.Record, total uint64) {
+	missed := s.missed.Load() + s.doubt.Load()
+	n := total - s.lost + missed - s.told
+	s.lost, s.told = total, missed
+	s.seq += n
+	*rec = mm.Record{
+		Seq: s.seq, Time: monotonic(), Kind: mm.Lost, Phase: mm.PhaseEnd,
+		Range: mm.Whole, Lost: n, Call: mm.Call{ABI: mm.ABINone},
+	}
+}
+
+// SetDeadline makes Read return [os.ErrDeadlineExceeded] at d if there is no
+// record by then. The zero time means no deadline. It takes effect within
+// 100 ms in a Read that is already waiting.
+func (s *Stream) SetDeadline(d time.Time) {
+	if d.IsZero() {
+		s.deadline.Store(nil)
+		return
+	}
+	s.deadline.Store(&d)
+}
+
+// Flush makes Read return [ErrFlushed] once it has delivered everything that
+// was recorded before Flush was called.
+func (s *Stream) Flush() error {
+	if err := s.reader.Flush(); err != nil {
+		return fmt.Errorf("flush ring: %w", err)
+	}
+	return nil
+}
+
+// Stats returns the totals so far.
+func (s *Stream) Stats() Stats {
+	return Stats{
+		Records:  atomic.LoadUint64(&s.status.Records),
+		Lost:     atomic.LoadUint64(&s.status.Lost),
+		Missed:   s.missed.Load(),
+		Unpaired: atomic.LoadUint64(&s.status.Unpaired),
+	}
+}
+
+// Close ends the watch; a waiting Read returns [os.ErrClosed]. It is
+// idempotent.
+func (s *Stream) Close() error {
+	s.closing.Do(func() {
+		t := s.t
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		var errs []error
+		if s.all {
+			errs = append(errs, t.control(ctlUnwatchAll, 0, 0, s.slot.ref))
+		}
+		errs = append(errs, s.reader.Close(), t.closeSlot(s.slot))
+		t.slots[s.slot.index] = nil
+		delete(t.streams, s)
+		s.closeErr = errors.Join(errs...)
+	})
+	return s.closeErr
+}

@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package tracer loads the kernel side, attaches its hooks, and turns what
+// they see into records: every change of an address space, with who made it
+// and how. It needs CAP_BPF and CAP_PERFMON (or CAP_SYS_ADMIN) and a kernel
+// with BTF.
+//
+// A [Tracer] owns all BPF objects. Each [Tracer.Watch] opens a [Stream] of
+// the records of one process, of a process tree, or of the whole machine.
+package tracer
+
+import (
+	"bufio"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/bpf"
+	"github.com/ummu/ummu/bpf/layout"
+)
+
+// Options configure [Open]. The zero value works.
+type Options struct {
+	// MaxSpaces bounds the address spaces that can be watched at once,
+	// children of followed processes included. 0: 16384.
+	MaxSpaces int
+}
+
+// Validate reports options out of range.
+func (o Options) Validate() error {
+	if o.MaxSpaces < 0 || o.MaxSpaces > 1<<20 {
+		return fmt.Errorf("MaxSpaces %d is not in 0..%d", o.MaxSpaces, 1<<20)
+	}
+	return nil
+}
+
+// missInterval is how often the kernel's miss counters are read.
+const missInterval = 100 * time.Millisecond
+
+// Tracer owns the loaded kernel side. It is safe for concurrent use.
+type Tracer struct {
+	objs     bpf.SyscallObjects
+	links    []link.Link
+	tasks    *link.Iter
+	coverage Coverage
+	inner    struct{ status, interest, ring *ebpf.MapSpec }
+
+	stop chan struct{}
+	done sync.WaitGroup // the miss poller
+
+	mu      sync.Mutex // guards the fields below and control runs
+	slots   []*Stream  // by slot; nil = free
+	next    int        // where the search for a free slot starts
+	streams map[*Stream]struct{}
+	misses  map[*ebpf.Program]uint64
+	closed  bool
+}
+
+// Open loads the kernel side and attaches every hook that the kernel has. It
+// fails with a [*HookError] if a hook without which nothing can be promised
+// does not attach; [Tracer.Coverage] tells about the others. A change that is
+// under way while Open runs is seen at its end, as an unpaired record.
+func Open(o Options) (*Tracer, error) {
+	t, err := open(o)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range t.coverage.Hooks {
+		if h.Required && !h.Attached {
+			t.Close()
+			return nil, h.Err
+		}
+	}
+	return t, nil
+}
+
+// Probe attaches what it can, detaches it again, and reports. With no hook
+// attached at all the tier is "none".
+func Probe() Coverage {
+	t, err := open(Options{})
+	if err != nil {
+		c := Coverage{Gaps: []Gap{{"everything", err.Error()}}}
+		for i := range syscallHooks {
+			h := &syscallHooks[i]
+			c.Hooks = append(c.Hooks, HookStatus{Hook: h.id, Name: h.name, Sees: h.sees, Required: h.required, Err: err})
+		}
+		return c
+	}
+	defer t.Close()
+	return t.coverage
+}
+
+func open(o Options) (*Tracer, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	spec, err := bpf.LoadSyscall()
+	if err != nil {
+		return nil, fmt.Errorf("read embedded BPF objects: %w", err)
+	}
+	if o.MaxSpaces != 0 {
+		spec.Maps["spaces"].MaxEntries = uint32(o.MaxSpaces)
+		spec.Maps["procs"].MaxEntries = uint32(o.MaxSpaces)
+	}
+	var key [8]byte
+	rand.Read(key[:])
+	for name, v := range map[string]uint64{
+		"page_size":      uint64(os.Getpagesize()),
+		"huge_page_size": hugePageSize(),
+		"space_key":      binary.NativeEndian.Uint64(key[:]) | 1,
+	} {
+		if err := spec.Variables[name].Set(v); err != nil {
+			return nil, fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	t := &Tracer{
+		stop:    make(chan struct{}),
+		slots:   make([]*Stream, spec.Maps["slot_conf"].MaxEntries),
+		streams: make(map[*Stream]struct{}),
+		misses:  make(map[*ebpf.Program]uint64),
+	}
+	t.inner.status = spec.Maps["slot_status"].InnerMap.Copy()
+	t.inner.interest = spec.Maps["slot_interest"].InnerMap.Copy()
+	t.inner.ring = spec.Maps["slot_ring"].InnerMap.Copy()
+	if err := spec.LoadAndAssign(&t.objs, nil); err != nil {
+		return nil, hookError("BPF programs", err)
+	}
+	if err := t.initEpoch(); err != nil {
+		t.objs.Close()
+		return nil, err
+	}
+	t.tasks, err = link.AttachIter(link.IterOptions{Program: t.objs.ListTasks})
+	if err != nil {
+		t.objs.Close()
+		return nil, hookError("iter/task", err)
+	}
+	t.coverage = Coverage{Tier: TierSyscall, Gaps: append([]Gap(nil), syscallGaps...)}
+	for i := range syscallHooks {
+		h := &syscallHooks[i]
+		st := HookStatus{Hook: h.id, Name: h.name, Sees: h.sees, Required: h.required}
+		l, err := h.attach(&t.objs.SyscallPrograms)
+		if err != nil {
+			st.Err = hookError(h.name, err)
+			t.coverage.Gaps = append(t.coverage.Gaps, Gap{h.name, "hook not attached: " + h.sees})
+			if h.required {
+				t.coverage.Tier = TierNone
+			}
+		} else {
+			st.Attached = true
+			t.links = append(t.links, l)
+		}
+		t.coverage.Hooks = append(t.coverage.Hooks, st)
+	}
+	t.done.Add(1)
+	go t.pollMisses()
+	return t, nil
+}
+
+func (t *Tracer) initEpoch() error {
+	e := layout.Epoch{Word: layout.GenStart, Version: layout.Version, Size: uint32(unsafe.Sizeof(layout.Epoch{}))}
+	if err := t.objs.Epoch.Put(uint32(0), &e); err != nil {
+		return fmt.Errorf("initialise epoch page: %w", err)
+	}
+	return nil
+}
+
+// hugePageSize is the default huge page size in bytes (/proc/meminfo), what
+// MAP_HUGETLB without a size means; 2 MiB if it cannot be read.
+func hugePageSize() uint64 {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return 2 << 20
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if rest, ok := strings.CutPrefix(s.Text(), "Hugepagesize:"); ok {
+			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err == nil && kb != 0 {
+				return kb << 10
+			}
+		}
+	}
+	return 2 << 20
+}
+
+// Coverage says which hooks are attached and what the tier cannot see.
+func (t *Tracer) Coverage() Coverage { return t.coverage }
+
+// Close detaches all hooks and closes all streams. It is idempotent.
+func (t *Tracer) Close() error {
+	t.mu.Lock()
+	if t.closed {
+		t.mu.Unlock()
+		return nil
+	}
+	t.closed = true
+	streams := make([]*Stream, 0, len(t.streams))
+	for s := range t.streams {
+		streams = append(streams, s)
+	}
+	t.mu.Unlock()
+
+	close(t.stop)
+	t.done.Wait()
+	var errs []error
+	for _, s := range streams {
+		errs = append(errs, s.Close())
+	}
+	for _, l := range t.links {
+		errs = append(errs, l.Close())
+	}
+	errs = append(errs, t.tasks.Close(), t.objs.Close())
+	return errors.Join(errs...)
+}
+
+// Operations of the control program (bpf/syscall.bpf.c).
+const (
+	ctlWatchSpace = 1 + iota
+	ctlWatchAll
+	ctlUnwatchAll
+	ctlEpoch
+	ctlKill
+)
+
+// control runs the control program; t.mu must be held.
+func (t *Tracer) control(op, a, b, ref uint64) error {
+	args := [4]uint64{op, a, b, ref}
+	ret, err := t.objs.Control.Run(&ebpf.RunOptions{Context: args})
+	if err != nil {
+		return fmt.Errorf("run control program: %w", err)
+	}
+	if e := int32(ret); e < 0 {
+		return unix.Errno(-e)
+	}
+	return nil
+}
+
+// pollMisses turns a rise of any program's recursion miss counter
+// (bpf_prog_info, Linux 5.12 and later) into a loss for everybody.
+func (t *Tracer) pollMisses() {
+	defer t.done.Done()
+	tick := time.NewTicker(missInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-t.stop:
+			return
+		case <-tick.C:
+			t.checkMisses()
+		}
+	}
+}
+
+func (t *Tracer) checkMisses() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return
+	}
+	var rise uint64
+	for i := range syscallHooks {
+		p := syscallHooks[i].program(&t.objs.SyscallPrograms)
+		st, err := p.Stats()
+		if err != nil {
+			continue
+		}
+		if st.RecursionMisses > t.misses[p] {
+			rise += st.RecursionMisses - t.misses[p]
+			t.misses[p] = st.RecursionMisses
+		}
+	}
+	if rise != 0 {
+		// the program cannot fail once loaded, but if it did, nothing
+		// could be promised: every stream is told through its own counter
+		if err := t.control(ctlEpoch, layout.GenLoss, rise, 0); err != nil {
+			for s := range t.streams {
+				s.doubt.Add(1)
+			}
+		}
+		for s := range t.streams {
+			s.missed.Add(rise)
+		}
+	}
+}
+
+// task is one line of the task iterator (struct task_line).
+type task struct {
+	MM        uint64
+	PID, TID  uint32
+	TGID, Tsk uint32
+	NR        int64
+	Flags     uint32
+	Covered   uint32
+}
+
+// eachTask calls f for every task that has a user address space, as this
+// process's pid namespace shows them, until f returns false.
+func (t *Tracer) eachTask(f func(*task) bool) error {
+	r, err := t.tasks.Open()
+	if err != nil {
+		return fmt.Errorf("open task iterator: %w", err)
+	}
+	defer r.Close()
+	const size = int(unsafe.Sizeof(task{}))
+	b := bufio.NewReaderSize(r, 64<<10)
+	var line task
+	buf := unsafe.Slice((*byte)(unsafe.Pointer(&line)), size)
+	for {
+		switch _, err := io.ReadFull(b, buf); {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return fmt.Errorf("read task iterator: %w", err)
+		}
+		if !f(&line) {
+			return nil
+		}
+	}
+}
