@@ -45,6 +45,8 @@ bench:
 	@scripts/setup bench
 	@$(MAKE) --no-print-directory build
 	$(GO) test -run '^$$' -bench . -benchmem ./...
+	$(GO) run ./test/overhead
+	hyperfine -N --warmup 3 'git --version' 'bin/ummufeed run -o ndjson -- git --version'
 
 .PHONY: generate
 generate:
