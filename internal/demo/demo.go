@@ -1,0 +1,355 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package demo shows what a registration cache does when memory changes under
+// it, with io_uring registered buffers as the device. A round maps memory,
+// registers it through a cache, transfers known bytes into it, changes the
+// mapping, maps again at the same address, transfers again, and looks at every
+// page through the CPU. Once with a cache that nobody tells about changes, once
+// with regcache over a feed.
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/regcache"
+	"github.com/ummu/ummu/regcache/uring"
+)
+
+// Options of [Run]. The zero value works.
+type Options struct {
+	// Open opens the feed for this process and returns it with what closes
+	// it. It is called after the rounds without a feed and closed before Run
+	// returns. Nil means a feed that is dead: nothing is ever cached.
+	Open func() (*feed.Watch, func() error, error)
+	// Threads is how many threads run rounds at once, after one alone has.
+	// 0 means 8.
+	Threads int
+	// Rounds is the number of rounds per thread and kind of change. 0 means 100.
+	Rounds int
+	// Pages is the size of the memory of a round. 0 means 8.
+	Pages int
+}
+
+// Validate reports the first field that is out of range.
+func (o Options) Validate() error {
+	for _, f := range []struct {
+		name       string
+		value, max int
+	}{{"threads", o.Threads, 256}, {"rounds", o.Rounds, 1 << 20}, {"pages", o.Pages, 1 << 14}} {
+		if f.value < 0 || f.value > f.max {
+			return fmt.Errorf("%s %d: not in 0..%d", f.name, f.value, f.max)
+		}
+	}
+	return nil
+}
+
+// Report is the result of [Run].
+type Report struct {
+	Threads int `json:"threads"`
+	Rounds  int `json:"rounds"`
+	Pages   int `json:"pages"`
+	// WithoutFeed and WithFeed are the sums over all rows, and the costs.
+	WithoutFeed Mode `json:"without_feed"`
+	WithFeed    Mode `json:"with_feed"`
+	// MunmapRatio is WithFeed.MunmapNS / WithoutFeed.MunmapNS.
+	MunmapRatio float64 `json:"munmap_ratio"`
+	Rows        []Row   `json:"rows"`
+}
+
+// Row is one kind of change, performed by a number of threads at once.
+type Row struct {
+	Change      string `json:"change"`
+	Threads     int    `json:"threads"`
+	WithoutFeed Counts `json:"without_feed"`
+	WithFeed    Counts `json:"with_feed"`
+}
+
+// Counts are transfers and what came of them.
+type Counts struct {
+	Transfers uint64 `json:"transfers"`
+	// Stale transfers reported success, but the program does not see the
+	// bytes: they went to pages that it no longer has.
+	Stale uint64 `json:"stale"`
+	// Hits found their registration in the cache, Misses registered.
+	Hits   uint64 `json:"hits"`
+	Misses uint64 `json:"misses"`
+}
+
+func (c *Counts) add(d Counts) {
+	c.Transfers += d.Transfers
+	c.Stale += d.Stale
+	c.Hits += d.Hits
+	c.Misses += d.Misses
+}
+
+// Mode is one way of running: the sum of its rows, and what it costs.
+type Mode struct {
+	Counts
+	HitRate float64 `json:"hit_rate"` // Hits / (Hits + Misses)
+	// LookupNS is a hit of the cache, acquire and release, in nanoseconds, one
+	// thread. With a feed that never gets valid it is a registration.
+	LookupNS float64 `json:"lookup_ns"`
+	// MunmapNS is a munmap of one touched page that nobody registered.
+	MunmapNS float64 `json:"munmap_ns"`
+	// Uncached counts registrations that the cache did not keep, by reason.
+	Uncached map[string]uint64 `json:"uncached,omitempty"`
+}
+
+// Run performs the rounds. It needs io_uring: its absence is an error that
+// names the sysctl (uring.ErrDisabled).
+func Run(ctx context.Context, o Options) (_ *Report, err error) {
+	if err := o.Validate(); err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	o = o.withDefaults()
+	threads := []int{1}
+	if o.Threads > 1 {
+		threads = append(threads, o.Threads)
+	}
+	rep := &Report{Threads: o.Threads, Rounds: o.Rounds, Pages: o.Pages}
+	for _, c := range changes {
+		for _, n := range threads {
+			rep.Rows = append(rep.Rows, Row{Change: c.name, Threads: n})
+		}
+	}
+
+	ring, err := uring.Open(uring.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	defer func() { err = errors.Join(err, ring.Close()) }()
+	r := &runner{o: o, ring: ring}
+	if r.src, err = newSource(o.Pages); err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	defer func() { err = errors.Join(err, unix.Close(r.src)) }()
+
+	before, err := munmapCost()
+	if err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	if err := r.withoutFeed(ctx, rep); err != nil {
+		return nil, fmt.Errorf("demo: without feed: %w", err)
+	}
+	if err := r.withFeed(ctx, rep); err != nil {
+		return nil, fmt.Errorf("demo: with feed: %w", err)
+	}
+	after, err := munmapCost()
+	if err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	rep.WithoutFeed.MunmapNS = min(before, after)
+	rep.MunmapRatio = rep.WithFeed.MunmapNS / rep.WithoutFeed.MunmapNS
+	for i := range rep.Rows {
+		rep.WithoutFeed.add(rep.Rows[i].WithoutFeed)
+		rep.WithFeed.add(rep.Rows[i].WithFeed)
+	}
+	rep.WithoutFeed.HitRate = rate(rep.WithoutFeed.Counts)
+	rep.WithFeed.HitRate = rate(rep.WithFeed.Counts)
+	return rep, nil
+}
+
+func (o Options) withDefaults() Options {
+	if o.Open == nil {
+		o.Open = func() (*feed.Watch, func() error, error) {
+			return feed.Dead(), func() error { return nil }, nil
+		}
+	}
+	if o.Threads == 0 {
+		o.Threads = 8
+	}
+	if o.Rounds == 0 {
+		o.Rounds = 100
+	}
+	if o.Pages == 0 {
+		o.Pages = 8
+	}
+	return o
+}
+
+func rate(c Counts) float64 {
+	if c.Hits+c.Misses == 0 {
+		return 0
+	}
+	return float64(c.Hits) / float64(c.Hits+c.Misses)
+}
+
+type runner struct {
+	o    Options
+	ring *uring.Ring
+	src  int // file of known bytes
+}
+
+// cache is what a round registers through: naive or coherent. acquire returns
+// the buffer and what gives it back.
+type cache interface {
+	acquire(mm.Range) (uring.Buf, func(), error)
+}
+
+func (r *runner) withoutFeed(ctx context.Context, rep *Report) error {
+	for i := range rep.Rows {
+		n := &naive{ring: r.ring, bufs: map[mm.Range]uring.Buf{}}
+		c, err := r.row(ctx, rep.Rows[i], n)
+		c.Hits, c.Misses = n.hits, n.misses
+		rep.Rows[i].WithoutFeed = c
+		if i == 0 && err == nil {
+			rep.WithoutFeed.LookupNS, err = lookupCost(n)
+		}
+		if err := errors.Join(err, n.close()); err != nil {
+			return fmt.Errorf("%s: %w", rep.Rows[i].Change, err)
+		}
+	}
+	return nil
+}
+
+func (r *runner) withFeed(ctx context.Context, rep *Report) (err error) {
+	w, closeFeed, err := r.o.Open()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, closeFeed()) }()
+	if rep.WithFeed.MunmapNS, err = munmapCost(); err != nil {
+		return err
+	}
+	c, err := regcache.New(w, r.ring, regcache.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	var last regcache.Stats
+	for i := range rep.Rows {
+		n, err := r.row(ctx, rep.Rows[i], coherent{c})
+		s := c.Stats()
+		n.Hits, n.Misses = s.Hits-last.Hits, s.Misses-last.Misses
+		last = s
+		rep.Rows[i].WithFeed = n
+		if err != nil {
+			return fmt.Errorf("%s: %w", rep.Rows[i].Change, err)
+		}
+	}
+	for why, n := range last.Uncached {
+		if n > 0 {
+			if rep.WithFeed.Uncached == nil {
+				rep.WithFeed.Uncached = map[string]uint64{}
+			}
+			rep.WithFeed.Uncached[why.String()] = n
+		}
+	}
+	rep.WithFeed.LookupNS, err = lookupCost(coherent{c})
+	return err
+}
+
+// naive is a cache without a feed: once registered, always believed.
+type naive struct {
+	ring *uring.Ring
+
+	mu           sync.Mutex // guards what follows; not held while registering
+	bufs         map[mm.Range]uring.Buf
+	hits, misses uint64
+}
+
+func (n *naive) acquire(r mm.Range) (uring.Buf, func(), error) {
+	n.mu.Lock()
+	b, ok := n.bufs[r]
+	if ok {
+		n.hits++
+	} else {
+		n.misses++
+	}
+	n.mu.Unlock()
+	if ok {
+		return b, nothing, nil
+	}
+	b, err := n.ring.Register(r, regcache.LocalWrite)
+	if err != nil {
+		return b, nil, err
+	}
+	n.mu.Lock()
+	n.bufs[r] = b // nobody else has this range: each thread has its own
+	n.mu.Unlock()
+	return b, nothing, nil
+}
+
+func nothing() {}
+
+func (n *naive) close() error {
+	var errs []error
+	for _, b := range n.bufs {
+		errs = append(errs, n.ring.Deregister(b))
+	}
+	return errors.Join(errs...)
+}
+
+type coherent struct{ c *regcache.Cache[uring.Buf] }
+
+func (c coherent) acquire(r mm.Range) (uring.Buf, func(), error) {
+	ref, err := c.c.Acquire(r, regcache.LocalWrite)
+	if err != nil {
+		return uring.Buf{}, nil, err
+	}
+	return ref.Handle(), func() { ref.Release() }, nil
+}
+
+const (
+	costLookups = 20000
+	costMunmaps = 64
+	costBatches = 40
+)
+
+// lookupCost measures hits of one live range.
+func lookupCost(c cache) (ns float64, err error) {
+	m, err := mapAnywhere(1)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, unmap(m)) }()
+	lookups := func(n int) error {
+		for range n {
+			_, release, err := c.acquire(m)
+			if err != nil {
+				return err
+			}
+			release()
+		}
+		return nil
+	}
+	if err := lookups(1); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	if err := lookups(costLookups); err != nil {
+		return 0, err
+	}
+	return float64(time.Since(start)) / costLookups, nil
+}
+
+// munmapCost returns the median over batches.
+func munmapCost() (float64, error) {
+	var batches [costBatches]float64
+	var ms [costMunmaps]mm.Range
+	for b := range batches {
+		for i := range ms {
+			m, err := mapAnywhere(1)
+			if err != nil {
+				return 0, err
+			}
+			ms[i] = m
+		}
+		start := time.Now()
+		for _, m := range ms {
+			if err := unmap(m); err != nil {
+				return 0, err
+			}
+		}
+		batches[b] = float64(time.Since(start)) / costMunmaps
+	}
+	return median(batches[:]), nil
+}
