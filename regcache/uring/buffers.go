@@ -216,10 +216,11 @@ func (r *Ring) makeTable(n int, sparse bool) error {
 		}
 	}
 	empty := make([][2]uint64, n)
+	var pin runtime.Pinner
+	pin.Pin(&empty[0])
+	defer pin.Unpin()
 	reg := &rsrcRegister{nr: uint32(n), data: address(&empty[0])}
-	err := register(r.fd, regBuffers2, unsafe.Pointer(reg), unsafe.Sizeof(*reg))
-	runtime.KeepAlive(empty)
-	return err
+	return register(r.fd, regBuffers2, unsafe.Pointer(reg), unsafe.Sizeof(*reg))
 }
 
 // address of something on the heap that outlives the call it is used for.

@@ -142,7 +142,7 @@ type Stats struct {
 	// pages: for transfers in flight, or because it releases late.
 	Releasing      int
 	ReleasingBytes uint64
-	// Requests counts the transfers that were submitted.
+	// Requests counts what was submitted: transfers and calls of Madvise.
 	Requests uint64
 }
 

@@ -143,11 +143,7 @@ func (r *Ring) submit(s *sqe) error {
 		if atomic.LoadUint32(r.sqHead) == tail+1 {
 			return nil // taken; what went wrong is in its completion
 		}
-		switch {
-		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EBUSY) && !r.waiting: // completions overflowed
-			r.reap()
-		default:
+		if !errors.Is(err, unix.EINTR) {
 			atomic.StoreUint32(r.sqTail, tail)
 			return err
 		}
