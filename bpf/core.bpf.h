@@ -94,7 +94,9 @@ struct files_struct {
 struct task_struct {
 	struct thread_info thread_info;
 	struct mm_struct *mm;
+	void *stack;
 	unsigned int flags;
+	unsigned int __state;	/* "state" before 5.14 */
 	int pid, tgid;
 	struct task_struct *group_leader;
 	struct pid *thread_pid;
@@ -103,7 +105,9 @@ struct task_struct {
 	char comm[16];
 };
 
-struct linux_binprm;
+struct task_struct___old {
+	long state;
+};
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
@@ -138,6 +142,11 @@ struct bpf_iter__task {
 	struct task_struct *task;
 };
 
+/* Whether the kernel has the helper (5.15). */
+enum bpf_func_id___regs {
+	BPF_FUNC_task_pt_regs___regs = 175,
+};
+
 #pragma clang attribute pop
 
 /* Classic syscall tracepoints: the record as the kernel lays it out for BPF
@@ -153,6 +162,7 @@ struct exit_record {
 	s64 ret;
 };
 
-#define PF_EXITING 0x4
+#define PF_IO_WORKER 0x10
+#define TASK_INTERRUPTIBLE 1
 
 #endif

@@ -30,52 +30,52 @@ static __always_inline void life_done(u64 key, u32 how)
 	bpf_map_delete_elem(&requests, &key);
 }
 
-/* The i-th reference of s, if it lives and follows. */
-static __always_inline u64 following(struct space *s, int i)
+/*
+ * Puts a reference into an inherited place of an address space (mm not 0) or
+ * of a process. A follower too many, or no room, is a loss to that follower.
+ */
+__noinline int give(u64 mm, u32 tgid, u32 place, u64 ref)
 {
-	u64 ref = s->ref[i];
+	struct ummu_status *st;
+	struct space *s;
+	u64 i = place;
 
-	return (ref & REF_FOLLOW) && conf_of(ref) ? ref : 0;
+	asm volatile("" : "+r"(i)); /* one register: the bound below holds */
+	if (mm) {
+		bpf_map_update_elem(&spaces, &mm, &no_space, BPF_NOEXIST);
+		s = bpf_map_lookup_elem(&spaces, &mm);
+	} else {
+		bpf_map_update_elem(&procs, &tgid, &no_space, BPF_NOEXIST);
+		s = bpf_map_lookup_elem(&procs, &tgid);
+	}
+	if (s && i < SPACE_REFS) {
+		s->ref[i] = ref;
+		return 0;
+	}
+	count(COUNT_SPACES_FULL);
+	st = status_of(ref);
+	if (st) {
+		ADD(&st->lost, 1);
+		ADD(&st->generation, UMMU_GEN_LOSS);
+	}
+	return 0;
 }
 
-/*
- * Gives the watches that follow `from` to the entry `key` of a map. They go
- * to the inherited places; a follower too many is a loss to that follower.
- */
-static __always_inline void inherit(void *map, const void *key, struct space *from)
+/* Gives the watches that follow a process to a new address space or process. */
+__noinline int inherit(u32 from, u64 mm, u32 tgid)
 {
-	struct space *to;
-	u32 n = 0;
+	struct space *p = bpf_map_lookup_elem(&procs, &from);
+	u32 place = DIRECT_REFS;
 
-	for (int i = 0; i < SPACE_REFS; i++)
-		n += following(from, i) != 0;
-	if (!n)
-		return;
-	to = bpf_map_lookup_elem(map, key);
-	if (!to) {
-		bpf_map_update_elem(map, key, &no_space, BPF_NOEXIST);
-		to = bpf_map_lookup_elem(map, key);
+	if (!p)
+		return 0;
+	for (u32 i = 0; i < SPACE_REFS; i++) {
+		u64 ref = p->ref[i];
+
+		if ((ref & REF_FOLLOW) && conf_of(ref))
+			give(mm, tgid, place++, ref);
 	}
-	n = DIRECT_REFS;
-	for (int i = 0; i < SPACE_REFS; i++) {
-		u64 ref = following(from, i);
-
-		if (!ref)
-			continue;
-		if (!to || n >= SPACE_REFS) {
-			struct ummu_status *st = status_of(ref);
-
-			count(COUNT_SPACES_FULL);
-			if (st) {
-				ADD(&st->lost, 1);
-				ADD(&st->generation, UMMU_GEN_LOSS);
-			}
-			continue;
-		}
-		if (n < SPACE_REFS)
-			to->ref[n] = ref;
-		n++;
-	}
+	return 0;
 }
 
 /* sched_process_fork runs in kernel_clone() after copy_process() and before
@@ -86,17 +86,13 @@ static __always_inline int on_fork(struct task_struct *parent, struct task_struc
 	u32 tgid = BPF_CORE_READ(parent, tgid), child_tgid = BPF_CORE_READ(child, tgid);
 	u64 key = (u64)child;
 	struct inflight *f;
-	struct space *p;
 
 	if (!mm)
 		return 0;
-	p = bpf_map_lookup_elem(&procs, &tgid);
-	if (p) {
-		if (child_tgid != tgid)
-			inherit(&procs, &child_tgid, p);
-		if (child_mm && child_mm != mm)
-			inherit(&spaces, &child_mm, p);
-	}
+	if (child_tgid != tgid)
+		inherit(tgid, 0, child_tgid);
+	if (child_mm && child_mm != mm)
+		inherit(tgid, child_mm, 0);
 	if (!watched(mm))
 		return 0;
 	f = life_event(key, UMMU_FORK, UMMU_HOOK_SCHED_FORK, mm);
@@ -118,14 +114,12 @@ static __always_inline int on_exec(struct task_struct *task, u32 old_tid)
 {
 	u64 mm = (u64)BPF_CORE_READ(task, mm);
 	u32 tgid = BPF_CORE_READ(task, tgid), tid = BPF_CORE_READ(task, pid);
-	struct space *p = bpf_map_lookup_elem(&procs, &tgid);
 	u64 key = (u64)task;
 	struct inflight *f;
 
 	if (old_tid != tid)
 		bpf_map_delete_elem(&tasks, &old_tid);
-	if (p)
-		inherit(&spaces, &mm, p);
+	inherit(tgid, mm, 0);
 	if (!watched(mm))
 		return 0;
 	f = life_event(key, UMMU_EXEC, UMMU_HOOK_SCHED_EXEC, mm);

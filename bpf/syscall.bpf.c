@@ -151,7 +151,7 @@ int hook_uring_queue(u64 *ctx)
 	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_QUEUE);
 }
 
-/* io_uring:io_uring_complete(ctx, req, cqe), 6.1 and later: when the result
+/* io_uring:io_uring_complete(ctx, req, ...), 5.17 and later: when the result
  * is about to be visible. A request without a result (CQE_SKIP_SUCCESS) has
  * no such event: it stays open until its memory is used for another. */
 SEC("raw_tp/io_uring_complete")
@@ -282,19 +282,19 @@ int control(u64 *ctx)
 
 /*
  * Tasks as the kernel knows them: a reader of this iterator learns the
- * address space behind a pid of its own pid namespace. Fields as in struct
- * task_line of the loader.
+ * address space behind a pid of its own pid namespace, and which tasks are in
+ * the middle of a change that a watch does not know of. Fields as in struct
+ * task of the loader.
  */
 struct task_line {
 	u64 mm;
-	u32 pid, tid;		/* in the reader's pid namespace */
-	u32 tgid, task;		/* in the initial pid namespace */
-	s64 nr;			/* call the task is in, or was in last; -1 none */
-	u32 flags;		/* task->flags, PF_* */
-	u32 covered;		/* its call in flight is tracked for the asked reference */
+	u32 pid, tid;	/* in the reader's pid namespace */
+	u32 tgid;	/* in the initial pid namespace */
+	u32 busy;	/* may be inside a change that was not counted for iter_ref */
 };
 
 u64 iter_ref; /* set by the loader before it reads */
+u64 iter_mm;
 
 static __always_inline int nr_in(struct pid *pid, u32 level)
 {
@@ -306,27 +306,85 @@ static __always_inline int nr_in(struct pid *pid, u32 level)
 	return nr;
 }
 
+#define THREAD_SIZE (16 << 10)	/* only without the helper: before 5.15 */
+
+/*
+ * The call a task is in. The register frame at the top of its kernel stack
+ * has the number of a system call, or -1 for any other way into the kernel
+ * (x86: orig_ax, arch/x86/include/asm/idtentry.h; arm64: syscallno). While a
+ * task runs in user mode it is that of its last entry, so a finished call
+ * looks unfinished until the task's next interrupt: never the other way round.
+ */
+static __always_inline u64 call_of(struct task_struct *task)
+{
+	struct pt_regs *regs;
+
+	if (bpf_core_enum_value_exists(enum bpf_func_id___regs, BPF_FUNC_task_pt_regs___regs))
+		regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	else
+		regs = BPF_CORE_READ(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs);
+#if defined(__TARGET_ARCH_x86)
+	return BPF_CORE_READ(regs, orig_ax);
+#else
+	return (u32)BPF_CORE_READ(regs, syscallno);
+#endif
+}
+
+/*
+ * Whether the task may be changing its address space without being counted
+ * for the watch that is opening. io_uring's workers have no call; one that
+ * waits for work, or for I/O, sleeps interruptibly, which madvise never does.
+ */
+static __always_inline bool uncounted(struct task_struct *task)
+{
+	struct call_site site = {};
+	struct inflight *f;
+	u64 nr;
+	u32 tid;
+
+	if (BPF_CORE_READ(task, flags) & PF_IO_WORKER) {
+		struct task_struct___old *old = (void *)task;
+
+		if (bpf_core_field_exists(task->__state))
+			return BPF_CORE_READ(task, __state) != TASK_INTERRUPTIBLE;
+		return BPF_CORE_READ(old, state) != TASK_INTERRUPTIBLE;
+	}
+	nr = call_of(task);
+	if (!known_nr(nr))
+		return false;
+	identify(&site, task, nr);
+	if (!site.call)
+		return false;
+	tid = BPF_CORE_READ(task, pid);
+	f = bpf_map_lookup_elem(&tasks, &tid);
+	if (!f || !f->active)
+		return true;
+	for (int i = 0; i < REFS; i++) {
+		if (f->ref[i] == iter_ref)
+			return false;
+	}
+	return true;
+}
+
 SEC("iter/task")
 int list_tasks(struct bpf_iter__task *ctx)
 {
 	struct task_struct *task = ctx->task, *self;
-	struct seq_file *seq = ctx->meta->seq;
 	struct task_line l = {};
-	u32 level, tid;
+	u32 level;
 
 	if (!task)
 		return 0;
-	self = (void *)bpf_get_current_task();
-	level = BPF_CORE_READ(self, thread_pid, level);
 	l.mm = (u64)BPF_CORE_READ(task, mm);
 	if (!l.mm)
 		return 0;
+	self = (void *)bpf_get_current_task();
+	level = BPF_CORE_READ(self, thread_pid, level);
 	l.tid = nr_in(BPF_CORE_READ(task, thread_pid), level);
 	l.pid = nr_in(BPF_CORE_READ(task, group_leader, thread_pid), level);
 	l.tgid = BPF_CORE_READ(task, tgid);
-	l.task = tid = BPF_CORE_READ(task, pid);
-	l.flags = BPF_CORE_READ(task, flags);
-	l.nr = -1;
-	bpf_seq_write(seq, &l, sizeof(l));
+	if (l.mm == iter_mm)
+		l.busy = uncounted(task);
+	bpf_seq_write(ctx->meta->seq, &l, sizeof(l));
 	return 0;
 }

@@ -457,14 +457,46 @@ static __always_inline int uring_begin(void *req, u8 hook)
 	return 0;
 }
 
+static __always_inline struct inflight *uring_unpaired(void *req, u64 key)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	u64 mm = (u64)BPF_CORE_READ(task, mm), addr, len;
+	struct change c = {};
+	struct inflight *f;
+	u32 advice;
+
+	if (!mm || !read_madvise(req, &addr, &len, &advice) || !watched(mm))
+		return NULL;
+	c.abi = UMMU_ABI_IO_URING;
+	c.nr = IORING_OP_MADVISE;
+	c.hook = UMMU_HOOK_URING_COMPLETE;
+	c.phase = UMMU_END;
+	c.mm = mm;
+	c.flags = UMMU_F_ASYNC;
+	decode_madvise(&c, addr, len, advice);
+	if (c.kind == UMMU_NONE)
+		return NULL;
+	count(COUNT_UNPAIRED);
+	f = request_entry(key, mm);
+	if (f)
+		f->c = c;
+	return f;
+}
+
 static __always_inline int uring_end(void *req, s64 res)
 {
 	u64 key = (u64)req;
 	struct inflight *f = bpf_map_lookup_elem(&requests, &key);
 
-	if (!f)
-		return 0;
-	if (f->active) {
+	if (!f) {
+		/* in a worker's hands since before the watch: the result is the
+		 * first thing anybody can observe, so now is early enough */
+		f = uring_unpaired(req, key);
+		if (!f)
+			return 0;
+		f->c.ret = res;
+		deliver(key, DO_POST | DO_PAIR | OF_REQUEST);
+	} else if (f->active) {
 		f->c.phase = UMMU_END;
 		f->c.hook = UMMU_HOOK_URING_COMPLETE;
 		f->c.ret = res;

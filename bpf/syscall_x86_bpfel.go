@@ -48,6 +48,7 @@ const (
 	SyscallProgHookUringSubmit   = "hook_uring_submit"
 	SyscallProgListTasks         = "list_tasks"
 	SyscallVarHugePageSize       = "huge_page_size"
+	SyscallVarIterMm             = "iter_mm"
 	SyscallVarIterRef            = "iter_ref"
 	SyscallVarPageSize           = "page_size"
 	SyscallVarSpaceKey           = "space_key"
@@ -139,6 +140,7 @@ type SyscallMapSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallVariableSpecs struct {
 	HugePageSize *ebpf.VariableSpec `ebpf:"huge_page_size"`
+	IterMm       *ebpf.VariableSpec `ebpf:"iter_mm"`
 	IterRef      *ebpf.VariableSpec `ebpf:"iter_ref"`
 	PageSize     *ebpf.VariableSpec `ebpf:"page_size"`
 	SpaceKey     *ebpf.VariableSpec `ebpf:"space_key"`
@@ -201,6 +203,7 @@ func (m *SyscallMaps) Close() error {
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallVariables struct {
 	HugePageSize *ebpf.Variable `ebpf:"huge_page_size"`
+	IterMm       *ebpf.Variable `ebpf:"iter_mm"`
 	IterRef      *ebpf.Variable `ebpf:"iter_ref"`
 	PageSize     *ebpf.Variable `ebpf:"page_size"`
 	SpaceKey     *ebpf.Variable `ebpf:"space_key"`

@@ -103,5 +103,4 @@ var syscallGaps = []Gap{
 	{"uffd-writeprotect", "rights taken away through a userfaultfd (UFFDIO_WRITEPROTECT)"},
 	{"driver-mapping", "mappings that a device driver changes or revokes"},
 	{"hugetlb-mremap", "the rounding of mremap lengths to huge pages while the process has no huge page populated"},
-	{"uring-in-flight", "an io_uring madvise already in a worker's hands when the watch was opened"},
 }

@@ -197,7 +197,6 @@ func (s *Stream) Close() error {
 			errs = append(errs, t.control(ctlUnwatchAll, 0, 0, s.slot.ref))
 		}
 		errs = append(errs, s.reader.Close(), t.closeSlot(s.slot))
-		t.slots[s.slot.index] = nil
 		delete(t.streams, s)
 		s.closeErr = errors.Join(errs...)
 	})

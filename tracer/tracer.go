@@ -61,9 +61,10 @@ type Tracer struct {
 	done sync.WaitGroup // the miss poller
 
 	mu      sync.Mutex // guards the fields below and control runs
-	slots   []*Stream  // by slot; nil = free
+	slots   []bool     // by slot: taken
 	next    int        // where the search for a free slot starts
 	streams map[*Stream]struct{}
+	feeds   map[*Feed]struct{}
 	misses  map[*ebpf.Program]uint64
 	closed  bool
 }
@@ -127,8 +128,9 @@ func open(o Options) (*Tracer, error) {
 	}
 	t := &Tracer{
 		stop:    make(chan struct{}),
-		slots:   make([]*Stream, spec.Maps["slot_conf"].MaxEntries),
+		slots:   make([]bool, spec.Maps["slot_conf"].MaxEntries),
 		streams: make(map[*Stream]struct{}),
+		feeds:   make(map[*Feed]struct{}),
 		misses:  make(map[*ebpf.Program]uint64),
 	}
 	t.inner.status = spec.Maps["slot_status"].InnerMap.Copy()
@@ -173,6 +175,9 @@ func (t *Tracer) initEpoch() error {
 	if err := t.objs.Epoch.Put(uint32(0), &e); err != nil {
 		return fmt.Errorf("initialise epoch page: %w", err)
 	}
+	if err := t.objs.Epoch.Freeze(); err != nil {
+		return fmt.Errorf("freeze epoch page: %w", err)
+	}
 	return nil
 }
 
@@ -210,11 +215,21 @@ func (t *Tracer) Close() error {
 	for s := range t.streams {
 		streams = append(streams, s)
 	}
+	feeds := make([]*Feed, 0, len(t.feeds))
+	for f := range t.feeds {
+		feeds = append(feeds, f)
+	}
+	var errs []error
+	if len(feeds) != 0 { // all of them, before the first hook goes
+		errs = append(errs, t.control(ctlEpoch, layout.GenDeath, 0, 0))
+	}
 	t.mu.Unlock()
 
 	close(t.stop)
 	t.done.Wait()
-	var errs []error
+	for _, f := range feeds {
+		errs = append(errs, f.Close())
+	}
 	for _, s := range streams {
 		errs = append(errs, s.Close())
 	}
@@ -297,12 +312,9 @@ func (t *Tracer) checkMisses() {
 
 // task is one line of the task iterator (struct task_line).
 type task struct {
-	MM        uint64
-	PID, TID  uint32
-	TGID, Tsk uint32
-	NR        int64
-	Flags     uint32
-	Covered   uint32
+	MM         uint64
+	PID, TID   uint32 // in this process's pid namespace
+	TGID, Busy uint32
 }
 
 // eachTask calls f for every task that has a user address space, as this

@@ -123,12 +123,11 @@ func (t *Tracer) Watch(target Target, o WatchOptions) (*Stream, error) {
 		t.closeSlot(sl)
 		return nil, err
 	}
-	if err := t.bind(sl, target, o.Follow); err != nil {
+	if _, err := t.bind(sl, target, o.Follow); err != nil {
 		s.reader.Close()
 		t.closeSlot(sl)
 		return nil, err
 	}
-	t.slots[sl.index] = s
 	t.streams[s] = struct{}{}
 	return s, nil
 }
@@ -137,7 +136,7 @@ func (t *Tracer) Watch(target Target, o WatchOptions) (*Stream, error) {
 func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 	index := -1
 	for i := range t.slots {
-		if j := (t.next + i) % len(t.slots); t.slots[j] == nil {
+		if j := (t.next + i) % len(t.slots); !t.slots[j] {
 			index = j
 			break
 		}
@@ -146,6 +145,7 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 		return nil, fmt.Errorf("%w: all %d places are taken", ErrTooMany, len(t.slots))
 	}
 	sl := &slot{index: index}
+	t.slots[index] = true
 	defer func() {
 		if err != nil {
 			t.closeSlot(sl)
@@ -166,6 +166,10 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 	}
 	if sl.ring, err = ebpf.NewMap(ringSpec); err != nil {
 		return nil, fmt.Errorf("create ring of %d bytes: %w", ringBytes, err)
+	}
+	// from now on only the kernel side can write it
+	if err = sl.status.Freeze(); err != nil {
+		return nil, fmt.Errorf("freeze status page: %w", err)
 	}
 	key := uint32(index)
 	if conf.Flags&slotTrack != 0 {
@@ -224,20 +228,22 @@ func (t *Tracer) closeSlot(sl *slot) error {
 			errs = append(errs, m.Close())
 		}
 	}
+	t.slots[sl.index] = false
 	return errors.Join(errs...)
 }
 
-// bind makes the address space of target refer to the slot; t.mu is held.
-func (t *Tracer) bind(sl *slot, target Target, follow bool) error {
+// bind makes the address space of target refer to the slot and returns it;
+// t.mu is held.
+func (t *Tracer) bind(sl *slot, target Target, follow bool) (space uint64, err error) {
 	if target.kind == targetAll {
 		if err := t.control(ctlWatchAll, 0, 0, sl.ref); err != nil {
-			return fmt.Errorf("watch all address spaces: %w", tooMany(err))
+			return 0, fmt.Errorf("watch all address spaces: %w", tooMany(err))
 		}
-		return nil
+		return 0, nil
 	}
 	pid, err := target.pid()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if follow {
 		sl.ref |= refFollow
@@ -247,17 +253,17 @@ func (t *Tracer) bind(sl *slot, target Target, follow bool) error {
 	for {
 		space, tgid, err := t.spaceOf(pid)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if err := t.control(ctlWatchSpace, space, uint64(tgid), sl.ref); err != nil {
-			return fmt.Errorf("watch process %d: %w", pid, tooMany(err))
+			return 0, fmt.Errorf("watch process %d: %w", pid, tooMany(err))
 		}
 		again, _, err := t.spaceOf(pid)
 		if err != nil {
-			return err
+			return 0, err
 		}
 		if again == space {
-			return nil
+			return space, nil
 		}
 	}
 }
