@@ -10,6 +10,7 @@
 #define UMMU_CALLS_BPF_H
 
 #include "core.bpf.h"
+#include "guard.bpf.h"
 #include "ummu.h"
 
 enum call {
@@ -120,6 +121,8 @@ static __always_inline u64 page_up(u64 x)
 {
 	u64 m = page_size - 1;
 
+	if (!ON(GUARD_ROUND_OUTWARD))
+		return x & ~m;
 	return x > TO_TOP - m ? TO_TOP : (x + m) & ~m;
 }
 
@@ -197,7 +200,7 @@ static __always_inline void decode_mmap(struct change *c, const struct args *k,
 
 	c->arg[0] = (u32)k->a[2];
 	c->arg[1] = flags;
-	if (!(flags & MAP_FIXED) || (flags & MAP_FIXED_NOREPLACE))
+	if (!(flags & MAP_FIXED) || (flags & MAP_FIXED_NOREPLACE) || !ON(GUARD_REPLACE_SEEN))
 		return;
 	if (!len || unaligned(addr))
 		return;

@@ -146,7 +146,8 @@ static __always_inline int on_exit(struct task_struct *task)
 	if (f) {
 		if (f->active) {
 			count(COUNT_STALE);
-			deliver(tid, DO_END);
+			if (ON(GUARD_EXIT_CLOSED))
+				deliver(tid, DO_END);
 		}
 		bpf_map_delete_elem(&tasks, &tid);
 	}
@@ -177,7 +178,8 @@ static __always_inline int on_space_death(u64 mm)
 		f->c.end = TO_TOP;
 		life_done(mm, DO_POST | DO_DEATH);
 	}
-	bpf_map_delete_elem(&spaces, &mm);
+	if (ON(GUARD_SPACE_REMOVED))
+		bpf_map_delete_elem(&spaces, &mm);
 	return 0;
 }
 

@@ -81,6 +81,8 @@ static __always_inline int classic_enter(struct enter_record *r, u32 call, u8 ho
 		.abi = r->nr & X32_BIT ? UMMU_ABI_X32 : UMMU_ABI_NATIVE,
 	};
 
+	if (!ON(GUARD_PARTNER_RESCUE))
+		return 0;
 	for (int i = 0; i < n; i++)
 		site.k.a[i] = r->args[i];
 	return enter(&site, (void *)bpf_get_current_task());

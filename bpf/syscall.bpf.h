@@ -41,6 +41,8 @@ static __always_inline void identify(struct call_site *s, struct task_struct *ta
 	s->nr = nr;
 	nr &= NR_MAX - 1;
 	s->call = s->abi == UMMU_ABI_COMPAT ? compat_calls[nr] : native_calls[nr];
+	if (s->abi == UMMU_ABI_COMPAT && !ON(GUARD_COMPAT_ABI))
+		s->call = CALL_NONE;
 }
 
 static __always_inline void read_args(struct call_site *s, struct pt_regs *regs)
@@ -125,7 +127,7 @@ static __always_inline void begin_brk(struct change *c, struct inflight *f, stru
 	f->brk_old = old;
 	if (want < low && want < data)
 		return;		/* a question, or refused */
-	if (s && s->brks > 1)
+	if (s && s->brks > 1 && ON(GUARD_BRK_RACE))
 		whole(c, UMMU_UNMAP);
 	else if (page_up(want) < page_up(old)) {
 		c->kind = UMMU_UNMAP;
@@ -149,7 +151,7 @@ static __always_inline void post_vector(struct inflight *f, u32 tid, const struc
 	bool compat = site->abi == UMMU_ABI_COMPAT;
 
 	c->arg[0] = (u32)site->k.a[3];
-	if (n > VECTOR_MAX)
+	if (n > VECTOR_MAX && ON(GUARD_VECTOR_LIMIT))
 		goto all;
 	for (u32 i = 0; i < VECTOR_MAX; i++) {
 		u64 v[2];
@@ -206,7 +208,8 @@ static __always_inline int enter(struct call_site *site, struct task_struct *tas
 			return 0;
 		}
 		count(COUNT_STALE);	/* its end was missed */
-		deliver(tid, DO_END);
+		if (ON(GUARD_STALE_CLOSED))
+			deliver(tid, DO_END);
 	}
 
 	c.nr = site->nr;
@@ -429,7 +432,7 @@ static __always_inline int uring_begin(void *req, u8 hook)
 	struct inflight *f;
 	u32 advice;
 
-	if (!mm || !read_madvise(req, &addr, &len, &advice) || !watched(mm))
+	if (!mm || !ON(GUARD_URING_MADVISE) || !read_madvise(req, &addr, &len, &advice) || !watched(mm))
 		return 0;
 	c.abi = UMMU_ABI_IO_URING;
 	c.nr = IORING_OP_MADVISE;
@@ -465,7 +468,7 @@ static __always_inline struct inflight *uring_unpaired(void *req, u64 key)
 	struct inflight *f;
 	u32 advice;
 
-	if (!mm || !read_madvise(req, &addr, &len, &advice) || !watched(mm))
+	if (!mm || !ON(GUARD_URING_MADVISE) || !read_madvise(req, &addr, &len, &advice) || !watched(mm))
 		return NULL;
 	c.abi = UMMU_ABI_IO_URING;
 	c.nr = IORING_OP_MADVISE;

@@ -47,6 +47,7 @@ const (
 	SyscallProgHookUringQueue    = "hook_uring_queue"
 	SyscallProgHookUringSubmit   = "hook_uring_submit"
 	SyscallProgListTasks         = "list_tasks"
+	SyscallVarGuardsOff          = "guards_off"
 	SyscallVarHugePageSize       = "huge_page_size"
 	SyscallVarIterMm             = "iter_mm"
 	SyscallVarIterRef            = "iter_ref"
@@ -139,6 +140,7 @@ type SyscallMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallVariableSpecs struct {
+	GuardsOff    *ebpf.VariableSpec `ebpf:"guards_off"`
 	HugePageSize *ebpf.VariableSpec `ebpf:"huge_page_size"`
 	IterMm       *ebpf.VariableSpec `ebpf:"iter_mm"`
 	IterRef      *ebpf.VariableSpec `ebpf:"iter_ref"`
@@ -202,6 +204,7 @@ func (m *SyscallMaps) Close() error {
 //
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallVariables struct {
+	GuardsOff    *ebpf.Variable `ebpf:"guards_off"`
 	HugePageSize *ebpf.Variable `ebpf:"huge_page_size"`
 	IterMm       *ebpf.Variable `ebpf:"iter_mm"`
 	IterRef      *ebpf.Variable `ebpf:"iter_ref"`

@@ -63,13 +63,14 @@ struct inflight {
 	u64 mm;
 	struct change c;
 	u32 nr;
+	u32 counted;	/* bit i: ref[i]'s begun word was moved */
 	u8 abi;
 	u8 active;
 	u8 entered;	/* SAW_* of the hooks that saw the begin */
 	u8 exited;
 	u8 call;
 	u8 brk;		/* counted in space.brks */
-	u8 pad[6];
+	u8 pad[2];
 	u64 brk_old;
 	u64 a[6];
 	u8 bank[REFS];	/* the bank that ref[i] was counted in */
@@ -245,7 +246,7 @@ static __always_inline struct slot_conf *conf_of(u64 ref)
 	if (!ref)
 		return NULL;
 	conf = bpf_map_lookup_elem(&slot_conf, &slot);
-	if (!conf || conf->incarnation != ref >> REF_SHIFT)
+	if (!conf || (conf->incarnation != ref >> REF_SHIFT && ON(GUARD_INCARNATION)))
 		return NULL;
 	return conf;
 }
@@ -309,16 +310,23 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 	if (!(kinds & (1u << (c->kind & 31))))
 		return;
 	if ((conf->flags & SLOT_TRACK) && c->kind <= UMMU_PROTECT &&
-	    !interesting(ref, c->start, c->end) && !interesting(ref, c->to_start, c->to_end)) {
+	    !interesting(ref, c->start, c->end) &&
+	    (!ON(GUARD_DESTINATION) || !interesting(ref, c->to_start, c->to_end))) {
 		ADD(&st->filtered, 1);
 		return;
 	}
 	ring = bpf_map_lookup_elem(&slot_ring, &slot);
 	r = ring ? bpf_ringbuf_reserve(ring, sizeof(*r), 0) : NULL;
 	if (!r) {
-		ADD(&st->lost, 1);
-		ADD(&st->generation, UMMU_GEN_LOSS);
+		if (ON(GUARD_LOSS_COUNTS)) {
+			ADD(&st->lost, 1);
+			ADD(&st->generation, UMMU_GEN_LOSS);
+		}
 		return;
+	}
+	if (!ON(GUARD_COMMIT_FIRST)) {
+		ADD(&st->records, 1);
+		ADD(&st->generation, UMMU_GEN_RECORD);
 	}
 	id = bpf_get_current_pid_tgid();
 	r->time_ns = bpf_ktime_get_ns();
@@ -350,8 +358,10 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 		bpf_get_current_comm(r->comm, sizeof(r->comm));
 	}
 	bpf_ringbuf_submit(r, conf->flags & SLOT_NO_WAKEUP ? BPF_RB_NO_WAKEUP : 0);
-	ADD(&st->records, 1);
-	ADD(&st->generation, UMMU_GEN_RECORD);
+	if (ON(GUARD_COMMIT_FIRST)) {
+		ADD(&st->records, 1);
+		ADD(&st->generation, UMMU_GEN_RECORD);
+	}
 }
 
 static __always_inline struct all_refs *all_refs(void)
@@ -404,7 +414,11 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 			u32 bank = in ? in->bank & 1 : 0;
 
 			f->bank[i] = bank;
-			add_ordered(&st->begun[bank], 1);
+			/* off: only what is interesting when it begins */
+			if (ON(GUARD_COUNT_ALL) || interesting(ref, f->c.start, f->c.end)) {
+				add_ordered(&st->begun[bank], 1);
+				f->counted |= 1u << i;
+			}
 		}
 		f->ref[i] = ref;
 	}
@@ -413,7 +427,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 
 		/* an end whose begin this watch did not get is a loss to it: the
 		 * change may be older than what the watch knows */
-		if ((how & DO_PAIR) && f->ref[i] != ref) {
+		if ((how & DO_PAIR) && f->ref[i] != ref && ON(GUARD_UNPAIRED_LOSS)) {
 			flags |= UMMU_F_UNPAIRED;
 			ADD(&st->unpaired, 1);
 			ADD(&st->generation, UMMU_GEN_LOSS);
@@ -421,11 +435,12 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 		post(&f->c, ref, conf, st, flags);
 	}
 	if ((how & DO_END) && f->ref[i] == ref) {
-		if (conf->flags & SLOT_TRACK)
+		if (f->counted & (1u << i))
 			ADD(&st->ended[f->bank[i] & 1], 1);
+		f->counted &= ~(1u << i);
 		f->ref[i] = 0;
 	}
-	if ((how & DO_DEATH) && (conf->flags & SLOT_TRACK)) {
+	if ((how & DO_DEATH) && (conf->flags & SLOT_TRACK) && ON(GUARD_DEATH_COUNTS)) {
 		ADD(&st->deaths, 1);
 		ADD(&st->generation, UMMU_GEN_DEATH);
 	}

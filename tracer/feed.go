@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -74,7 +75,7 @@ func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 		return nil, err
 	}
 	space, err := t.bind(sl, target, false)
-	if err == nil {
+	if err == nil && !guard.Off(guard.OpenSettles) {
 		err = t.settle(space, sl.ref)
 	}
 	if err != nil {

@@ -29,6 +29,7 @@ import (
 
 	"github.com/ummu/ummu/bpf"
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 )
 
 // Options configure [Open]. The zero value works.
@@ -120,6 +121,7 @@ func open(o Options) (*Tracer, error) {
 	for name, v := range map[string]uint64{
 		"page_size":      uint64(os.Getpagesize()),
 		"huge_page_size": hugePageSize(),
+		"guards_off":     guard.KernelMask(),
 		"space_key":      binary.NativeEndian.Uint64(key[:]) | 1,
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
@@ -174,6 +176,9 @@ func (t *Tracer) initEpoch() error {
 	e := layout.Epoch{Word: layout.GenStart, Version: layout.Version, Size: uint32(unsafe.Sizeof(layout.Epoch{}))}
 	if err := t.objs.Epoch.Put(uint32(0), &e); err != nil {
 		return fmt.Errorf("initialise epoch page: %w", err)
+	}
+	if guard.Off(guard.PagesFrozen) {
+		return nil
 	}
 	if err := t.objs.Epoch.Freeze(); err != nil {
 		return fmt.Errorf("freeze epoch page: %w", err)
@@ -296,7 +301,7 @@ func (t *Tracer) checkMisses() {
 			t.misses[p] = st.RecursionMisses
 		}
 	}
-	if rise != 0 {
+	if rise != 0 && !guard.Off(guard.MissPolled) {
 		// the program cannot fail once loaded, but if it did, nothing
 		// could be promised: every stream is told through its own counter
 		if err := t.control(ctlEpoch, layout.GenLoss, rise, 0); err != nil {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -168,8 +169,10 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 		return nil, fmt.Errorf("create ring of %d bytes: %w", ringBytes, err)
 	}
 	// from now on only the kernel side can write it
-	if err = sl.status.Freeze(); err != nil {
-		return nil, fmt.Errorf("freeze status page: %w", err)
+	if !guard.Off(guard.PagesFrozen) {
+		if err = sl.status.Freeze(); err != nil {
+			return nil, fmt.Errorf("freeze status page: %w", err)
+		}
 	}
 	key := uint32(index)
 	if conf.Flags&slotTrack != 0 {

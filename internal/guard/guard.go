@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package guard names the steps of the protocol without which a stale hit, or
+// a false alarm, would be possible, so that each can be switched off to see
+// its test fail. In a normal build nothing can be switched off and [Off] is
+// the constant false; with the build tag ummu_guards the environment variable
+// UMMU_GUARD_OFF names one guard.
+package guard
+
+// Guard is one step of the protocol.
+type Guard uint8
+
+// Guards of the kernel side, in the order of the bits of guards_off in
+// bpf/guard.bpf.h.
+const (
+	CommitFirst   Guard = iota // the record is committed before the generation moves
+	LossCounts                 // a record that found no room moves the generation
+	DeathCounts                // the death of the address space moves the generation
+	CountAll                   // begun/ended move before the interest filter
+	UnpairedLoss               // an end whose begin was not delivered is a loss
+	StaleClosed                // a change whose end was missed is closed by the task's next call
+	ExitClosed                 // ... or by the task's exit
+	SpaceRemoved               // the entry of a dead address space is removed
+	Incarnation                // references to a closed watch are dead
+	CompatABI                  // 32-bit calls are decoded
+	UringMadvise               // io_uring's madvise is seen
+	BrkRace                    // overlapping brk calls cover each other
+	VectorLimit                // a vector too long to read is the whole space
+	Destination                // the destination of a move is tested against the interest
+	RoundOutward               // ranges are rounded outward to pages
+	PartnerRescue              // the classic tracepoints stand in for a skipped main hook
+	ReplaceSeen                // MAP_FIXED over a mapping is a change
+	endOfKernelSide
+)
+
+// Guards of the client side.
+const (
+	PublishLast     = endOfKernelSide + iota // the generation seen is published after the entries are dropped
+	BusyRecord                               // a drain stops at an unfinished record without publishing
+	GenerationOld                            // the generation published was loaded before the drain
+	WipeOnFork                               // a forked child's watch is dead
+	BeginWaits                               // Begin waits for changes in flight
+	InterestFirst                            // Begin sets the interest before it looks for changes in flight
+	TicketMarked                             // a change during a registration refuses the commit
+	LossDrops                                // a loss drops everything
+	EpochCompared                            // validity includes the epoch page
+	FileRefused                              // what the tier cannot see is not cached
+	PagesFrozen                              // status and epoch pages are frozen
+	OpenSettles                              // opening a feed waits for changes in flight
+	MissPolled                               // the kernel's miss counters become losses
+	ValidFirst                               // a lookup asks Valid before it looks into the index
+	AccessChecked                            // an entry without the right is no hit
+	PageHull                                 // a change touches entries by whole pages
+	InUseLeaves                              // an invalidated entry in use leaves the index at once
+	EvictIdleOnly                            // only idle entries are evicted
+	FailureUncached                          // a failed registration leaves nothing behind
+	ZombieKept                               // a failed deregistration is kept and retried
+	numGuards
+)
+
+var names = [numGuards]string{
+	"commit-first", "loss-counts", "death-counts", "count-all", "unpaired-loss",
+	"stale-closed", "exit-closed", "space-removed", "incarnation", "compat-abi",
+	"uring-madvise", "brk-race", "vector-limit", "destination", "round-outward",
+	"partner-rescue", "replace-seen",
+
+	"publish-last", "busy-record", "generation-old", "wipe-on-fork",
+	"begin-waits", "interest-first", "ticket-marked", "loss-drops",
+	"epoch-compared", "file-refused", "pages-frozen", "open-settles",
+	"miss-polled", "valid-first", "access-checked", "page-hull",
+	"in-use-leaves", "evict-idle-only", "failure-uncached", "zombie-kept",
+}
+
+// String is the guard's name in UMMU_GUARD_OFF.
+func (g Guard) String() string { return names[g] }
+
+// All returns every guard.
+func All() []Guard {
+	gs := make([]Guard, numGuards)
+	for i := range gs {
+		gs[i] = Guard(i)
+	}
+	return gs
+}
+
+// KernelMask is what the kernel side's guards_off must be.
+func KernelMask() uint64 {
+	var m uint64
+	for g := range endOfKernelSide {
+		if Off(g) {
+			m |= 1 << g
+		}
+	}
+	return m
+}
