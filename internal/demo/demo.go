@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -25,10 +26,10 @@ import (
 
 // Options of [Run]. The zero value works.
 type Options struct {
-	// Open opens the feed for this process and returns it with what closes
-	// it. It is called after the rounds without a feed and closed before Run
-	// returns. Nil means a feed that is dead: nothing is ever cached.
-	Open func() (*feed.Watch, func() error, error)
+	// Open opens the feed of this process. It is called after the rounds
+	// without a feed, and Run closes it before it measures once more without.
+	// Nil means a feed that is dead: nothing is ever cached.
+	Open func() (*feed.Watch, error)
 	// Threads is how many threads run rounds at once, after one alone has.
 	// 0 means 8.
 	Threads int
@@ -159,9 +160,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 
 func (o Options) withDefaults() Options {
 	if o.Open == nil {
-		o.Open = func() (*feed.Watch, func() error, error) {
-			return feed.Dead(), func() error { return nil }, nil
-		}
+		o.Open = func() (*feed.Watch, error) { return feed.Dead(), nil }
 	}
 	if o.Threads == 0 {
 		o.Threads = 8
@@ -188,10 +187,10 @@ type runner struct {
 	src  int // file of known bytes
 }
 
-// cache is what a round registers through: naive or coherent. acquire returns
-// the buffer and what gives it back.
+// cache is what a round registers through: naive or coherent. The Ref gives
+// the buffer back; the zero Ref is that of a buffer nobody counts.
 type cache interface {
-	acquire(mm.Range) (uring.Buf, func(), error)
+	acquire(mm.Range) (uring.Buf, regcache.Ref[uring.Buf], error)
 }
 
 func (r *runner) withoutFeed(ctx context.Context, rep *Report) error {
@@ -211,11 +210,11 @@ func (r *runner) withoutFeed(ctx context.Context, rep *Report) error {
 }
 
 func (r *runner) withFeed(ctx context.Context, rep *Report) (err error) {
-	w, closeFeed, err := r.o.Open()
+	w, err := r.o.Open()
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, closeFeed()) }()
+	defer func() { err = errors.Join(err, w.Close()) }()
 	if rep.WithFeed.MunmapNS, err = munmapCost(); err != nil {
 		return err
 	}
@@ -256,7 +255,7 @@ type naive struct {
 	hits, misses uint64
 }
 
-func (n *naive) acquire(r mm.Range) (uring.Buf, func(), error) {
+func (n *naive) acquire(r mm.Range) (b uring.Buf, _ regcache.Ref[uring.Buf], err error) {
 	n.mu.Lock()
 	b, ok := n.bufs[r]
 	if ok {
@@ -266,19 +265,15 @@ func (n *naive) acquire(r mm.Range) (uring.Buf, func(), error) {
 	}
 	n.mu.Unlock()
 	if ok {
-		return b, nothing, nil
+		return b, regcache.Ref[uring.Buf]{}, nil
 	}
-	b, err := n.ring.Register(r, regcache.LocalWrite)
-	if err != nil {
-		return b, nil, err
+	if b, err = n.ring.Register(r, regcache.LocalWrite); err == nil {
+		n.mu.Lock()
+		n.bufs[r] = b // nobody else has this range: each thread has its own
+		n.mu.Unlock()
 	}
-	n.mu.Lock()
-	n.bufs[r] = b // nobody else has this range: each thread has its own
-	n.mu.Unlock()
-	return b, nothing, nil
+	return b, regcache.Ref[uring.Buf]{}, err
 }
-
-func nothing() {}
 
 func (n *naive) close() error {
 	var errs []error
@@ -290,18 +285,15 @@ func (n *naive) close() error {
 
 type coherent struct{ c *regcache.Cache[uring.Buf] }
 
-func (c coherent) acquire(r mm.Range) (uring.Buf, func(), error) {
+func (c coherent) acquire(r mm.Range) (uring.Buf, regcache.Ref[uring.Buf], error) {
 	ref, err := c.c.Acquire(r, regcache.LocalWrite)
-	if err != nil {
-		return uring.Buf{}, nil, err
-	}
-	return ref.Handle(), func() { ref.Release() }, nil
+	return ref.Handle(), ref, err
 }
 
 const (
 	costLookups = 20000
 	costMunmaps = 64
-	costBatches = 40
+	costBatches = 100
 )
 
 // lookupCost measures hits of one live range.
@@ -313,11 +305,11 @@ func lookupCost(c cache) (ns float64, err error) {
 	defer func() { err = errors.Join(err, unmap(m)) }()
 	lookups := func(n int) error {
 		for range n {
-			_, release, err := c.acquire(m)
+			_, ref, err := c.acquire(m)
 			if err != nil {
 				return err
 			}
-			release()
+			ref.Release()
 		}
 		return nil
 	}
@@ -331,11 +323,12 @@ func lookupCost(c cache) (ns float64, err error) {
 	return float64(time.Since(start)) / costLookups, nil
 }
 
-// munmapCost returns the median over batches.
+// munmapCost returns the best batch, which is the one that other processes
+// disturbed least, in nanoseconds per call.
 func munmapCost() (float64, error) {
-	var batches [costBatches]float64
+	best := math.Inf(1)
 	var ms [costMunmaps]mm.Range
-	for b := range batches {
+	for range costBatches {
 		for i := range ms {
 			m, err := mapAnywhere(1)
 			if err != nil {
@@ -349,7 +342,7 @@ func munmapCost() (float64, error) {
 				return 0, err
 			}
 		}
-		batches[b] = float64(time.Since(start)) / costMunmaps
+		best = min(best, float64(time.Since(start))/costMunmaps)
 	}
-	return median(batches[:]), nil
+	return best, nil
 }

@@ -112,12 +112,12 @@ func (r *runner) transfer(c cache, m mm.Range) (bool, error) {
 	for off := 0; off < len(data); off += page {
 		data[off] = 0 // so that bytes of the last transfer do not count
 	}
-	b, release, err := c.acquire(m)
+	b, ref, err := c.acquire(m)
 	if err != nil {
 		return false, err
 	}
 	n, err := r.ring.ReadFixed(r.src, 0, b, m)
-	release()
+	ref.Release()
 	switch {
 	case err != nil:
 		return false, err
@@ -195,8 +195,3 @@ func pointer(m mm.Range) unsafe.Pointer {
 }
 
 func view(m mm.Range) []byte { return unsafe.Slice((*byte)(pointer(m)), m.Len()) }
-
-func median(x []float64) float64 {
-	slices.Sort(x)
-	return x[len(x)/2]
-}
