@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/feed/local"
 	"github.com/ummu/ummu/regcache"
 	"github.com/ummu/ummu/regcache/uring"
 )
@@ -55,18 +56,15 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("unknown command %q: want serve or bench", args[0])
 	}
 
-	w, closeFeed, err := openFeed()
-	if err != nil {
-		return err
-	}
+	w := openFeed()
 	st, err := open(w, *path)
 	if err != nil {
-		return errors.Join(err, closeFeed())
+		return errors.Join(err, w.Close())
 	}
 	st.server.recycle = *recycle
 	l, err := net.Listen("tcp", *listen)
 	if err != nil {
-		return errors.Join(err, st.close(), closeFeed())
+		return errors.Join(err, st.close(), w.Close())
 	}
 	if args[0] == "bench" {
 		err = bench(ctx, st, l, *clients, *requests, out)
@@ -74,7 +72,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		fmt.Fprintf(out, "serving %s on %v\n", st.server.file.Name(), l.Addr())
 		err = st.run(ctx, l)
 	}
-	return errors.Join(err, st.close(), closeFeed())
+	return errors.Join(err, st.close(), w.Close())
 }
 
 // storage is a server and what it is made of.
@@ -244,8 +242,13 @@ func fill(data []byte, block, version uint64) {
 	}
 }
 
-// openFeed opens the feed of this process. A dead one makes the server work
-// all the same, with a registration for each request.
-func openFeed() (*feed.Watch, func() error, error) {
-	return feed.Dead(), func() error { return nil }, nil
+// openFeed opens the feed of this process. Without one (no privileges, no BPF)
+// the server works all the same, with a registration for each request.
+func openFeed() *feed.Watch {
+	w, err := local.Open(local.Options{})
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "storage: nothing will be cached: %v\n", err)
+		return feed.Dead()
+	}
+	return w
 }

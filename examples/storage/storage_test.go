@@ -13,6 +13,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/feed/feedtest"
+	"github.com/ummu/ummu/feed/local"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -96,6 +98,57 @@ func TestDeadFeed(t *testing.T) {
 	if s := st.server.cache.Stats(); s.Hits != 0 || s.Misses != 400 {
 		t.Errorf("%d hits, %d misses through a dead feed", s.Hits, s.Misses)
 	}
+}
+
+// Buffers are freed and allocated between requests, mostly at the same
+// addresses: through stale registrations the clients would be sent what the
+// new memory holds, not what was read from the file.
+func TestLiveFeed(t *testing.T) {
+	w, err := local.Open(local.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	t.Run("serve", func(t *testing.T) {
+		const clients, requests, recycle = 4, 400, 4
+		st, addr := start(t, w, recycle)
+		sum, err := load(t.Context(), addr, clients, requests)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum.wrong != 0 || sum.gets+sum.puts != clients*requests {
+			t.Errorf("%+v, want %d requests, none wrong", sum, clients*requests)
+		}
+		s := st.server.cache.Stats()
+		if s.Hits == 0 || s.Misses < clients*requests/recycle {
+			t.Errorf("%d hits, %d misses: want hits, and a miss for each of %d buffers", s.Hits, s.Misses, clients*requests/recycle)
+		}
+	})
+}
+
+// With a feed that is valid and hears of nothing the same load gets wrong
+// answers: what TestLiveFeed looks for is there to be found.
+func TestDeafFeed(t *testing.T) {
+	p, err := feedtest.New(feedtest.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	w, err := p.Watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	t.Run("serve", func(t *testing.T) {
+		_, addr := start(t, w, 4)
+		sum, err := load(t.Context(), addr, 1, 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum.wrong == 0 {
+			t.Errorf("%+v: no wrong answer", sum)
+		}
+	})
 }
 
 func TestRun(t *testing.T) {
