@@ -225,7 +225,9 @@ func (d *Decoder) field(r *mm.Record, key, val []byte, abi *bool) (err error) {
 	case "lost":
 		r.Lost, err = number(val, 64)
 	case "space":
-		r.Space, err = number(val, 64)
+		var a mm.Addr
+		a, err = d.addr(val)
+		r.Space = uint64(a)
 	case "child_pid":
 		r.ChildPID, err = number32(val)
 	case "child_tid":

@@ -73,7 +73,9 @@ func (e *Encoder) AppendRecord(dst []byte, r *mm.Record) []byte {
 		dst = appendNames(append(dst, `,"marks":`...), e.flags)
 	}
 	dst = appendNonzero(dst, `,"lost":`, r.Lost)
-	dst = appendNonzero(dst, `,"space":`, r.Space)
+	if r.Space != 0 {
+		dst = append(appendAddr(append(dst, `,"space":"`...), mm.Addr(r.Space)), '"')
+	}
 	dst = appendNonzero(dst, `,"child_pid":`, uint64(r.ChildPID))
 	dst = appendNonzero(dst, `,"child_tid":`, uint64(r.ChildTID))
 	return append(dst, '}', '\n')

@@ -73,7 +73,7 @@ func records() []mm.Record {
 
 func testSummary() *Summary {
 	return &Summary{Records: 12, Lost: 89, ByKind: map[string]uint64{"unmap": 2, "lost": 1}, ByTier: map[string]uint64{"syscall": 13},
-		Changes: map[string]Count{"unmap": {1, 8192}}, LostAt: []string{"ring"}, Reason: "89 events lost"}
+		Changes: map[string]Count{"unmap": {1, 0, 8192}}, LostAt: []string{"ring"}, Reason: "89 events lost"}
 }
 
 // stream encodes a whole stream.

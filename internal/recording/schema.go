@@ -30,7 +30,7 @@
 //	marks     superset maybe unpaired async last_task space_death new_process
 //	          shares_space vector unknown_length rescued; see mm.Flags
 //	lost      number of events lost (kind lost)
-//	space     tells address spaces of one stream apart
+//	space     tells address spaces of one stream apart, "0x..."
 //	child_pid, child_tid
 //	          the new task of a fork; the former tid of an exec
 package recording
@@ -94,11 +94,13 @@ type Summary struct {
 	Reason string `json:"reason,omitempty"`
 }
 
-// Count is a number of changes and of the bytes they changed. Changes of
-// unknown size count no bytes.
+// Count is a number of changes, of those whose call returned an error (it may
+// have changed something all the same), and of the bytes in their ranges.
+// Changes of unknown size count no bytes.
 type Count struct {
-	Count uint64 `json:"count"`
-	Bytes uint64 `json:"bytes"`
+	Count  uint64 `json:"count"`
+	Failed uint64 `json:"failed"`
+	Bytes  uint64 `json:"bytes"`
 }
 
 // AppendMeta appends the meta line, with its newline.

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "github.com/ummu/ummu/mm"
+
+// change is what happened, once: the begin and the end of it joined.
+type change struct {
+	mm.Record      // as known at the end; Time is that of the begin
+	open      bool // no end was seen
+}
+
+// maxPending bounds the begins without an end of one task. More means that
+// ends were lost.
+const maxPending = 4096
+
+// pairer joins begins and ends. A task is in one call at a time; requests of
+// io_uring may end in another thread of the process.
+type pairer struct {
+	pending map[uint64][]mm.Record
+	emit    func(*change) error
+	c       change // emit's argument, kept to allocate nothing
+}
+
+func newPairer(emit func(*change) error) *pairer {
+	return &pairer{pending: make(map[uint64][]mm.Record), emit: emit}
+}
+
+func pairKey(r *mm.Record) uint64 {
+	if r.Call.ABI == mm.ABIIOUring {
+		return 1<<32 | uint64(r.PID)
+	}
+	return uint64(r.TID)
+}
+
+func (p *pairer) out(r *mm.Record, open bool) error {
+	p.c = change{*r, open}
+	return p.emit(&p.c)
+}
+
+// add takes the next record of the stream.
+func (p *pairer) add(r *mm.Record) error {
+	key := pairKey(r)
+	if r.Phase == mm.PhaseBegin {
+		list := p.pending[key]
+		if len(list) > 0 && (len(list) >= maxPending || r.Call.ABI != mm.ABIIOUring && !sameVector(&list[0], r)) {
+			// The task is in another call: the ends of the former are not seen any more.
+			if err := p.flush(list); err != nil {
+				return err
+			}
+			list = list[:0]
+		}
+		p.pending[key] = append(list, *r)
+		return nil
+	}
+	switch {
+	case r.Kind == mm.Exit && r.Flags&mm.SpaceDeath == 0:
+		list := p.pending[key]
+		delete(p.pending, key)
+		if err := p.flush(list); err != nil {
+			return err
+		}
+		return p.out(r, false)
+	case r.Call.ABI == mm.ABINone:
+		return p.out(r, false)
+	}
+	list := p.pending[key]
+	i := match(list, r)
+	if i < 0 {
+		return p.out(r, false)
+	}
+	if list[i].Flags&mm.Vector != 0 {
+		// One end for all: what changed are the parts, not their hull.
+		p.pending[key] = list[:0]
+		for j := range list {
+			list[j].Ret, list[j].Hook, list[j].Phase = r.Ret, r.Hook, r.Phase
+			if err := p.out(&list[j], false); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	end := *r
+	end.Time = list[i].Time
+	p.pending[key] = append(list[:i], list[i+1:]...)
+	return p.out(&end, false)
+}
+
+// match finds the begin of an end; -1 if there is none.
+func match(list []mm.Record, end *mm.Record) int {
+	for i := len(list) - 1; i >= 0; i-- {
+		b := &list[i]
+		if b.Call == end.Call && (end.Call.ABI != mm.ABIIOUring || b.Range == end.Range) {
+			return i
+		}
+	}
+	return -1
+}
+
+// sameVector reports whether b is another part of the call of a.
+func sameVector(a, b *mm.Record) bool {
+	return a.Flags&b.Flags&mm.Vector != 0 && a.Call == b.Call
+}
+
+func (p *pairer) flush(list []mm.Record) error {
+	for i := range list {
+		if err := p.out(&list[i], true); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// end takes the end of the stream: what is pending stays open.
+func (p *pairer) end() error {
+	var all []mm.Record
+	for _, list := range p.pending {
+		all = append(all, list...)
+	}
+	clear(p.pending)
+	sortBySeq(all)
+	return p.flush(all)
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"sync/atomic"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/tracer"
+)
+
+func newRun(s streams) *cobra.Command {
+	var f streamFlags
+	var o runOptions
+	cmd := &cobra.Command{
+		Use:   "run [flags] -- CMD [ARG...]",
+		Short: "Start a program and show what happens to its address spaces",
+		Long: `run starts CMD and shows every change of its address space and of those of its
+children, from its first instruction to the end of the last of them.
+
+Where the records go: to --output FILE if it is given. Without it a table goes
+to standard error, as with strace, and json and ndjson go to standard output.
+Whenever records go to standard output ("--output -" too), CMD's standard output
+goes to standard error, so that nothing but records is on standard output.
+CMD's streams are otherwise its own.
+
+The exit code is CMD's: 128 + N if signal N killed it, 127 if it was not found,
+126 if it cannot be executed. SIGINT, SIGTERM and SIGHUP are passed on to CMD and
+its children; a second one kills them. The summary is printed in any case.
+With --fail-on-loss the exit code is 5 if events were lost and CMD succeeded.`,
+		Args: args(cobra.MinimumNArgs(1)),
+		RunE: func(_ *cobra.Command, argv []string) error {
+			return runCommand(s, &f, &o, argv)
+		},
+	}
+	cmd.Flags().SetInterspersed(false)
+	f.register(cmd)
+	cmd.Flags().StringVar(&f.output, "output", "", `file for the records, "-" is standard output`)
+	o.register(cmd)
+	return cmd
+}
+
+// runOptions are common to run and record.
+type runOptions struct {
+	watchOptions
+	waitTree bool
+}
+
+func (o *runOptions) register(cmd *cobra.Command) {
+	o.watchOptions.register(cmd)
+	cmd.Flags().BoolVar(&o.waitTree, "wait-tree", true, "wait for the descendants of CMD too")
+}
+
+// watchOptions are common to all that watch.
+type watchOptions struct {
+	follow bool
+	ring   sizeFlag
+}
+
+func (o *watchOptions) register(cmd *cobra.Command) {
+	o.ring = 8 << 20
+	cmd.Flags().BoolVarP(&o.follow, "follow", "f", true, "children and what they execute too")
+	cmd.Flags().Var(&o.ring, "ring", "size of the ring between kernel and program: a power of two, at least a page")
+}
+
+func (o *watchOptions) options() (tracer.WatchOptions, error) {
+	w := tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring)}
+	if o.ring == 0 || o.ring > 1<<30 {
+		return w, usagef("--ring %d is out of range", o.ring)
+	}
+	if err := w.Validate(); err != nil {
+		return w, &exitError{exitUsage, err}
+	}
+	return w, nil
+}
+
+// output is where records go.
+type output struct {
+	io.Writer
+	file   *os.File // what Writer is
+	stdout bool     // it is standard output
+	close  bool     // it is ours to close
+}
+
+// openOutput applies the rule of `run --help`. Without a program (trace,
+// replay) a table goes to standard output too.
+func openOutput(s streams, f *streamFlags, program bool) (*output, error) {
+	switch {
+	case f.output == "-", f.output == "" && (!program || f.format.value != "table"):
+		return &output{Writer: s.out, file: s.out, stdout: true}, nil
+	case f.output == "":
+		return &output{Writer: s.err, file: s.err}, nil
+	}
+	file, err := create(f.output)
+	if err != nil {
+		return nil, fmt.Errorf("open output: %w", err)
+	}
+	return &output{Writer: file, file: file, close: true}, nil
+}
+
+// create opens a file that will be written. What was in it stays until begin:
+// a command that fails before should destroy nothing.
+func create(name string) (*os.File, error) {
+	return os.OpenFile(name, os.O_WRONLY|os.O_CREATE, 0o600)
+}
+
+// begin empties a file from create. A pipe or a device has nothing to empty.
+func begin(file *os.File) error {
+	if err := file.Truncate(0); err != nil && !errors.Is(err, syscall.EINVAL) {
+		return fmt.Errorf("empty output: %w", err)
+	}
+	return nil
+}
+
+// sink writes the meta line.
+func (o *output) sink(f *streamFlags, m *recording.Meta) (sink, error) {
+	if o.close {
+		if err := begin(o.file); err != nil {
+			return nil, err
+		}
+	}
+	return newSink(f, o, m, colourful(o.file))
+}
+
+func (o *output) Close() error {
+	if !o.close {
+		return nil
+	}
+	return o.file.Close()
+}
+
+func runCommand(s streams, f *streamFlags, o *runOptions, argv []string) error {
+	out, err := openOutput(s, f, true)
+	if err != nil {
+		return err
+	}
+	theirs := s
+	if out.stdout {
+		theirs.out = s.err
+	}
+	err = startAndWatch(theirs, f, o, argv, func(m *recording.Meta) (sink, error) {
+		return out.sink(f, m)
+	})
+	return closeOutput(out, err)
+}
+
+// closeOutput closes out; its error matters only if there was none before.
+func closeOutput(out io.Closer, err error) error {
+	if cerr := out.Close(); cerr != nil && err == nil {
+		return fmt.Errorf("close output: %w", cerr)
+	}
+	return err
+}
+
+// startAndWatch starts a program and feeds its records to a sink.
+func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open func(*recording.Meta) (sink, error)) error {
+	wo, err := o.options()
+	if err != nil {
+		return err
+	}
+	path, err := lookPath(argv[0])
+	if err != nil {
+		return err
+	}
+	tr, err := tracer.Open(tracer.Options{})
+	if err != nil {
+		return err
+	}
+	defer tr.Close()
+	meta, err := newMeta(tr.Coverage())
+	if err != nil {
+		return err
+	}
+	meta.Command = argv
+
+	// ptrace belongs to one thread.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	c, err := startStopped(path, argv, s)
+	if err != nil {
+		return err
+	}
+	st, err := tr.Watch(tracer.PID(c.pid), wo)
+	if err != nil {
+		c.abandon()
+		return fmt.Errorf("watch %s: %w", argv[0], err)
+	}
+	defer st.Close()
+	sk, err := open(meta)
+	if err != nil {
+		c.abandon()
+		return err
+	}
+	se := &session{sources: []source{st}, view: newView(&f.filter, sk, meta.Tier)}
+	var signals atomic.Int32
+	stop := onInterrupt(func(sig syscall.Signal) {
+		if signals.Add(1) == 1 {
+			c.signal(sig)
+		} else {
+			c.kill()
+		}
+	})
+	defer stop()
+	if err := c.release(); err != nil {
+		c.abandon()
+		return err
+	}
+	waited := make(chan error, 1)
+	go func() {
+		err := c.wait(o.waitTree)
+		waited <- errors.Join(err, se.stop())
+	}()
+	readErr := se.run()
+	sum, outErr := se.end(readErr)
+	if err := errors.Join(readErr, <-waited); err != nil {
+		return err
+	}
+	code := c.code()
+	switch {
+	case outErr != nil && !errors.Is(outErr, syscall.EPIPE):
+		return fmt.Errorf("write records: %w", outErr)
+	case code != 0:
+		return &exitError{code: code}
+	case f.failOnLoss && sum.Lost > 0:
+		return &exitError{code: exitIncomplete}
+	}
+	return nil
+}

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/internal/preflight"
+	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/tracer"
+)
+
+// targets are the running processes to watch.
+type targets struct {
+	watchOptions
+	pids pidsFlag
+	all  bool
+}
+
+func (t *targets) register(cmd *cobra.Command) {
+	cmd.Flags().VarP(&t.pids, "attach", "p", "watch the process PID (repeatable)")
+	cmd.Flags().BoolVar(&t.all, "all", false, "watch every process of the machine")
+}
+
+func newTrace(s streams) *cobra.Command {
+	var f streamFlags
+	var t targets
+	cmd := &cobra.Command{
+		Use:   "trace [flags] (-p PID... | --all)",
+		Short: "Show what happens to the address spaces of running processes",
+		Long: `trace shows every change of the address space of each PID and of those of the
+children it creates from now on, until all of them have ended or SIGINT, SIGTERM
+or SIGHUP comes. Records go to standard output, or to --output FILE.
+
+Other users' processes need CAP_SYS_PTRACE as well.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			if len(t.pids) == 0 && !t.all {
+				t.pids = f.filter.pids // --pid alone can mean nothing else
+			}
+			if err := t.validate(); err != nil {
+				return err
+			}
+			out, err := openOutput(s, &f, false)
+			if err != nil {
+				return err
+			}
+			err = traceTargets(&f, &t, func(m *recording.Meta) (sink, error) {
+				return out.sink(&f, m)
+			})
+			return closeOutput(out, err)
+		},
+	}
+	f.register(cmd)
+	cmd.Flags().StringVar(&f.output, "output", "", `file for the records, "-" is standard output`)
+	t.watchOptions.register(cmd)
+	t.register(cmd)
+	return cmd
+}
+
+func (t *targets) validate() error {
+	switch {
+	case len(t.pids) == 0 && !t.all:
+		return usagef("nothing to watch: give -p PID or --all")
+	case len(t.pids) > 0 && t.all:
+		return usagef("-p and --all exclude each other")
+	}
+	return nil
+}
+
+// process is a running process that is watched.
+type process struct {
+	pid, fd int
+}
+
+func (p *process) ended() bool {
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
+}
+
+func openProcess(pid int) (*process, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	switch {
+	case err == unix.ESRCH:
+		return nil, fmt.Errorf("watch process %d: %w", pid, tracer.ErrNoProcess)
+	case err == unix.EINVAL, err == unix.ENOENT:
+		return nil, fmt.Errorf("watch process %d: it is a thread; give its process: %w", pid, tracer.ErrNoProcess)
+	case err != nil:
+		return nil, fmt.Errorf("watch process %d: %w", pid, err)
+	}
+	return &process{pid, fd}, nil
+}
+
+// mayWatch refuses addresses of processes that the caller could not trace.
+func mayWatch(t *targets) error {
+	facts, err := preflight.Gather()
+	if err != nil {
+		return err
+	}
+	if facts.Capabilities["CAP_SYS_PTRACE"] {
+		return nil
+	}
+	if t.all {
+		return &exitError{exitPrivileges, errors.New("watch every process: needs CAP_SYS_PTRACE")}
+	}
+	for _, pid := range t.pids {
+		// The kernel checks PTRACE_MODE_READ at open (fs/proc/task_mmu.c).
+		f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
+		if errors.Is(err, os.ErrPermission) {
+			return &exitError{exitPrivileges, fmt.Errorf("watch process %d: it is another user's: needs CAP_SYS_PTRACE", pid)}
+		}
+		if err == nil {
+			f.Close()
+		}
+	}
+	return nil
+}
+
+// traceTargets watches running processes until they end or a signal comes.
+func traceTargets(f *streamFlags, t *targets, open func(*recording.Meta) (sink, error)) error {
+	wo, err := t.options()
+	if err != nil {
+		return err
+	}
+	if err := mayWatch(t); err != nil {
+		return err
+	}
+	var ps []*process
+	for _, pid := range t.pids {
+		p, err := openProcess(pid)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(p.fd)
+		ps = append(ps, p)
+	}
+	tr, err := tracer.Open(tracer.Options{})
+	if err != nil {
+		return err
+	}
+	defer tr.Close()
+	meta, err := newMeta(tr.Coverage())
+	if err != nil {
+		return err
+	}
+	meta.PIDs = t.pids
+	se := &session{}
+	watch := func(target tracer.Target) error {
+		st, err := tr.Watch(target, wo)
+		if err == nil {
+			se.sources = append(se.sources, st)
+		}
+		return err
+	}
+	for _, p := range ps {
+		if err := watch(tracer.PIDFD(p.fd)); err != nil {
+			return err
+		}
+	}
+	if t.all {
+		if err := watch(tracer.All()); err != nil {
+			return err
+		}
+	}
+	sk, err := open(meta)
+	if err != nil {
+		return err
+	}
+	se.view = newView(&f.filter, sk, meta.Tier)
+	stopped := false
+	stopOnce := func() {
+		if !stopped {
+			stopped = true
+			se.stop()
+		}
+	}
+	if !t.all {
+		tree := newTree()
+		se.onRecord = tree.record
+		se.onTick = func() {
+			if se.err != nil || tree.empty() && !anyRuns(ps) {
+				stopOnce()
+			}
+		}
+	} else {
+		se.onTick = func() {
+			if se.err != nil {
+				stopOnce()
+			}
+		}
+	}
+	stop := onInterrupt(func(syscall.Signal) {
+		se.mu.Lock()
+		defer se.mu.Unlock()
+		stopOnce()
+	})
+	readErr := se.run()
+	stop()
+	sum, outErr := se.end(readErr)
+	switch {
+	case readErr != nil:
+		return readErr
+	case outErr != nil:
+		return fmt.Errorf("write records: %w", outErr)
+	case f.failOnLoss && sum.Lost > 0:
+		return &exitError{code: exitIncomplete}
+	}
+	return nil
+}
+
+func anyRuns(ps []*process) bool {
+	for _, p := range ps {
+		if !p.ended() {
+			return true
+		}
+	}
+	return false
+}
+
+// tree is the set of followed children that have not ended, by the records.
+type tree struct {
+	live  map[uint32]struct{}
+	doubt bool // an exit may have been lost
+}
+
+func newTree() *tree { return &tree{live: make(map[uint32]struct{})} }
+
+func (t *tree) record(r *mm.Record) {
+	switch {
+	case r.Kind == mm.Lost:
+		t.doubt = true
+	case r.Kind == mm.Fork && r.Flags&mm.NewProcess != 0:
+		t.live[r.ChildPID] = struct{}{}
+	case r.Kind == mm.Exit && r.Flags&mm.LastTask != 0:
+		delete(t.live, r.PID)
+	}
+}
+
+func (t *tree) empty() bool {
+	if t.doubt {
+		for pid := range t.live {
+			if unix.Kill(int(pid), 0) == unix.ESRCH {
+				delete(t.live, pid)
+			}
+		}
+	}
+	return len(t.live) == 0
+}

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"runtime"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/tracer"
+)
+
+func sortBySeq(rs []mm.Record) {
+	slices.SortFunc(rs, func(a, b mm.Record) int { return cmp.Compare(a.Seq, b.Seq) })
+}
+
+// sink is a form of output. It gets every selected record and every selected
+// change, and uses what its form shows.
+type sink interface {
+	record(*mm.Record) error
+	change(*change) error
+	flush() error
+	end(*recording.Summary) error
+}
+
+// view selects, counts, and hands records to a sink.
+type view struct {
+	filter  *filter
+	sink    sink
+	pairs   *pairer
+	tier    string
+	byKind  [256]uint64
+	changes [256]recording.Count
+	sum     recording.Summary
+}
+
+func newView(f *filter, s sink, tier string) *view {
+	v := &view{filter: f, sink: s, tier: tier}
+	v.pairs = newPairer(v.change)
+	return v
+}
+
+func (v *view) record(r *mm.Record) error {
+	switch {
+	case r.Kind == mm.Lost:
+		v.sum.Lost += r.Lost
+	case !v.filter.match(r):
+		v.sum.Filtered++
+		return v.pairs.add(r) // its partner may be selected
+	default:
+		v.sum.Records++
+	}
+	v.byKind[r.Kind]++
+	if err := v.sink.record(r); err != nil {
+		return err
+	}
+	return v.pairs.add(r)
+}
+
+func (v *view) change(c *change) error {
+	if !v.filter.match(&c.Record) {
+		return nil
+	}
+	n := &v.changes[c.Kind]
+	n.Count++
+	if c.Ret < 0 {
+		n.Failed++
+	}
+	if c.Range.End != mm.MaxAddr {
+		n.Bytes += c.Range.Len()
+	}
+	return v.sink.change(c)
+}
+
+// end completes the summary and prints it. reason says why the stream is not
+// complete, apart from losses; empty if it is.
+func (v *view) end(lostAt []string, reason string) (*recording.Summary, error) {
+	if err := v.pairs.end(); err != nil {
+		return nil, err
+	}
+	s := &v.sum
+	s.ByKind, s.Changes = map[string]uint64{}, map[string]recording.Count{}
+	var all uint64
+	for k, n := range v.byKind {
+		if n != 0 {
+			s.ByKind[mm.Kind(k).String()] = n
+			all += n
+		}
+		if c := v.changes[k]; c.Count != 0 && mm.Kind(k) != mm.Lost {
+			s.Changes[mm.Kind(k).String()] = c
+		}
+	}
+	s.ByTier = map[string]uint64{v.tier: all}
+	s.LostAt = lostAt
+	s.Reason = reason
+	if s.Lost > 0 && reason == "" {
+		s.Reason = fmt.Sprintf("%d events lost", s.Lost)
+	}
+	s.Complete = s.Reason == ""
+	return s, v.sink.end(s)
+}
+
+// newMeta describes a stream that begins now.
+func newMeta(c tracer.Coverage) (*recording.Meta, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return nil, fmt.Errorf("read kernel release: %w", err)
+	}
+	var mono unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono); err != nil {
+		return nil, fmt.Errorf("read clock: %w", err)
+	}
+	now := time.Now().UTC().Round(0)
+	return &recording.Meta{
+		Schema: recording.Schema, Version: version(), Host: unix.ByteSliceToString(u.Nodename[:]),
+		Kernel: unix.ByteSliceToString(u.Release[:]), Arch: runtime.GOARCH,
+		Tier: c.Tier.String(), Gaps: gapsOf(c), Start: now,
+		MonotonicZero: now.Add(-time.Duration(mono.Nano())), PageSize: mm.PageSize(),
+	}, nil
+}
+
+// newSink returns the sink for a format and writes the meta line. w is
+// written in large pieces, and at each flush.
+func newSink(f *streamFlags, w io.Writer, m *recording.Meta, colour bool) (sink, error) {
+	if f.format.value == "table" {
+		return newTable(f, w, m, colour)
+	}
+	return newLines(f, w, m)
+}
+
+// lines writes NDJSON, or the same objects inside one JSON document.
+type lines struct {
+	enc      *recording.Encoder
+	out      *bufio.Writer
+	buf      []byte
+	document bool
+	quiet    bool
+	phase    mm.Phase // 0: both
+	any      bool
+}
+
+func newLines(f *streamFlags, w io.Writer, m *recording.Meta) (*lines, error) {
+	enc, err := recording.NewEncoder(m, hookName)
+	if err != nil {
+		return nil, err
+	}
+	l := &lines{enc: enc, out: bufio.NewWriterSize(w, 256<<10), document: f.format.value == "json", quiet: f.summary}
+	switch f.phase.value {
+	case "begin":
+		l.phase = mm.PhaseBegin
+	case "end":
+		l.phase = mm.PhaseEnd
+	}
+	if l.buf, err = recording.AppendMeta(nil, m); err != nil {
+		return nil, err
+	}
+	if l.document {
+		// {"meta":{...}} without its last brace and newline
+		l.buf = append(l.buf[:len(l.buf)-2], ",\"records\":["...)
+	}
+	return l, write(l.out, l.buf)
+}
+
+func (l *lines) record(r *mm.Record) error {
+	if l.quiet || l.phase != 0 && l.phase != r.Phase && r.Kind != mm.Lost {
+		return nil
+	}
+	l.buf = l.buf[:0]
+	if l.document {
+		if l.any {
+			l.buf = append(l.buf, ',')
+		}
+		l.buf = append(l.buf, '\n')
+		l.any = true
+	}
+	l.buf = l.enc.AppendRecord(l.buf, r)
+	if l.document {
+		l.buf = l.buf[:len(l.buf)-1]
+	}
+	return write(l.out, l.buf)
+}
+
+func (l *lines) change(*change) error { return nil }
+func (l *lines) flush() error         { return l.out.Flush() }
+
+func (l *lines) end(s *recording.Summary) error {
+	b, err := recording.AppendSummary(nil, s)
+	if err != nil {
+		return err
+	}
+	if l.document {
+		b = append([]byte("\n],"), b[1:]...) // {"summary":{...}} without its first brace
+	}
+	if err := write(l.out, b); err != nil {
+		return err
+	}
+	return l.out.Flush()
+}
+
+// blocks writes a recording. A block is written when it is full, or when
+// nothing came for a while and the last one is a second old.
+type blocks struct {
+	enc  *recording.Encoder
+	out  *recording.Writer
+	buf  []byte
+	last time.Time
+}
+
+const blockAge = time.Second
+
+func newBlocks(w io.Writer, m *recording.Meta) (*blocks, error) {
+	enc, err := recording.NewEncoder(m, hookName)
+	if err != nil {
+		return nil, err
+	}
+	out, err := recording.NewWriter(w)
+	if err != nil {
+		return nil, err
+	}
+	line, err := recording.AppendMeta(nil, m)
+	if err != nil {
+		return nil, err
+	}
+	if err := write(out, line); err != nil {
+		return nil, err
+	}
+	// A full disk shows before the program starts.
+	return &blocks{enc: enc, out: out, last: time.Now()}, out.Flush()
+}
+
+func (b *blocks) record(r *mm.Record) error {
+	b.buf = b.enc.AppendRecord(b.buf[:0], r)
+	return write(b.out, b.buf)
+}
+
+func (b *blocks) change(*change) error { return nil }
+
+func (b *blocks) flush() error {
+	if time.Since(b.last) < blockAge {
+		return nil
+	}
+	b.last = time.Now()
+	return b.out.Flush()
+}
+
+func (b *blocks) end(s *recording.Summary) error {
+	line, err := recording.AppendSummary(nil, s)
+	if err != nil {
+		return err
+	}
+	if err := write(b.out, line); err != nil {
+		return err
+	}
+	return b.out.Flush()
+}
+
+// isTerminal reports whether f is one.
+func isTerminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
+
+// colourful reports whether to write colours to f (no-color.org).
+func colourful(f *os.File) bool {
+	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(f)
+}
