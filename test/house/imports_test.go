@@ -28,15 +28,18 @@ var groups = map[string][]string{
 	"mm":         {},
 	"bpf":        {},
 	"bpf/layout": {},
-	"tracer":     {"bpf", "bpf/layout", "mm"},
-	"feed":       {"bpf/layout", "mm"},
-	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm"},
-	"regcache":   {"feed", "mm"},
-	"test/ops":   {}, // programs as text, and where they lie
-	"internal":   {"test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
-	"cmd":        {"internal", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
-	"examples":   {"regcache", "feed/local", "feed", "tracer", "mm"},
-	"test":       {"internal", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"tracer":     {"bpf", "bpf/layout", "mm", "internal/guard"},
+	"feed":       {"bpf/layout", "mm", "internal/guard"},
+	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm", "internal/guard"},
+	"regcache":   {"feed", "mm", "internal/guard"},
+
+	"internal/guard": {}, // constants
+	"test/ops":       {}, // programs as text, and where they lie
+
+	"internal": {"internal/guard", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"cmd":      {"internal", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"examples": {"regcache", "feed/local", "feed", "tracer", "mm"},
+	"test":     {"internal", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 }
 
 // withoutLoader are the groups a program must be able to use without having
