@@ -132,10 +132,14 @@ func (w *Watch) drain(to sink) State {
 	dying := w.died()
 	limit := atomic.LoadUint64(w.ring.producer)
 
-	// Losses in the word since the last publication that the counters do not
-	// explain. 256 of them are a death whose counter is not visible yet; half
-	// of it, since either may be a few ahead of the other.
-	rest := int16(lossesOf(g) - lossesOf(w.published) - uint16(lost+unpaired-w.counted))
+	// If no counter moved, those losses of the word that the counters do not
+	// explain; 256 of them are a death whose counter is not visible yet. (If
+	// one moved, there is a loss to deliver anyway, and since it may have
+	// moved long after g was loaded the two cannot be compared.)
+	var rest int16
+	if lost == w.lost && unpaired == w.unpaired {
+		rest = int16(lossesOf(g) - w.excess - uint16(lost+unpaired))
+	}
 	if rest >= deathUnits/2 {
 		dying = true
 	}
@@ -180,6 +184,7 @@ func (w *Watch) drain(to sink) State {
 		ok := w.deliverLoss(to, n)
 		w.lost, w.unpaired = max(lost, w.lost), unpaired
 		w.read = max(w.read, countOf(g))
+		w.excess += uint16(max(rest, 0))
 		if !ok {
 			return Busy
 		}
@@ -194,7 +199,6 @@ func (w *Watch) drain(to sink) State {
 		return DeadState
 	}
 	w.published = g
-	w.counted = lost + unpaired
 	return Fresh
 }
 

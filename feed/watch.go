@@ -63,11 +63,11 @@ type Watch struct {
 	mu         sync.Mutex
 	dead       bool
 	published  uint64 // what this side stored in seen.generation
-	counted    uint64 // status.lost + status.unpaired as of then
 	epochKnown uint64 // epoch up to which losses were delivered
 	lost       uint64 // status.lost up to which losses were delivered
 	unpaired   uint64 // status.unpaired likewise
 	read       uint64 // records read, in the count of the generation word
+	excess     uint16 // losses of the generation word that no counter explained
 	seq        uint64
 	rec        mm.Record // handed to callbacks
 	loss       mm.Record
@@ -146,7 +146,6 @@ func New(m Memory) (*Watch, error) {
 	// are counted from here; loaded after the generation, see Drain.
 	w.published = atomic.LoadUint64(w.generation)
 	w.lost, w.unpaired = atomic.LoadUint64(&st.Lost), atomic.LoadUint64(&st.Unpaired)
-	w.counted = w.lost + w.unpaired
 	if w.ring.pos != 0 {
 		w.read = countOf(w.published)
 	}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package feed
+
+import (
+	"strings"
+
+	"github.com/ummu/ummu/mm"
+)
+
+// InterestHash is the bit of a granule.
+var InterestHash = interestHash
+
+// ClassifyText classifies by a maps file's text alone.
+func ClassifyText(maps string, r mm.Range) Verdict { return classifyText(strings.NewReader(maps), r) }
+
+// Classify classifies as Commit does; text forces the fallback.
+func Classify(path string, r mm.Range, text bool) Verdict {
+	m := maps{path: path, text: text}
+	defer m.close()
+	return m.classify(r)
+}
+
+// SeenFree is how many lines are free for new watches.
+func SeenFree() int {
+	seenSlots.Lock()
+	defer seenSlots.Unlock()
+	return len(seenSlots.free)
+}
