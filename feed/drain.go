@@ -129,7 +129,7 @@ func (w *Watch) drain(to sink) State {
 	g := atomic.LoadUint64(w.generation)
 	e := atomic.LoadUint64(w.epoch)
 	lost, unpaired := atomic.LoadUint64(&w.status.Lost), atomic.LoadUint64(&w.status.Unpaired)
-	dying := w.died()
+	dying := w.dying || w.died()
 	limit := atomic.LoadUint64(w.ring.producer)
 
 	// If no counter moved, those losses of the word that the counters do not
@@ -148,7 +148,7 @@ func (w *Watch) drain(to sink) State {
 		dying = true
 	}
 	if dying {
-		atomic.StoreUint64(&w.seen.generation, 0)
+		w.giveUp()
 	}
 
 	if e != w.epochKnown && !dying {
@@ -167,7 +167,9 @@ func (w *Watch) drain(to sink) State {
 	case stopped:
 		return Busy
 	case corrupt:
-		w.stats.corrupt.Add(1)
+		if !w.dying {
+			w.stats.corrupt.Add(1)
+		}
 		dying = true
 	}
 	if dying {
@@ -202,9 +204,15 @@ func (w *Watch) drain(to sink) State {
 	return Fresh
 }
 
+// giveUp makes the watch invalid for ever; its end is still to be delivered.
+func (w *Watch) giveUp() {
+	w.dying = true
+	atomic.StoreUint64(&w.seen.generation, 0)
+}
+
 // die delivers the end, once.
 func (w *Watch) die(to sink) State {
-	atomic.StoreUint64(&w.seen.generation, 0)
+	w.giveUp()
 	w.interest.markAll(ticketDead)
 	w.rec = mm.Record{
 		Seq: w.seq, Time: now(), Range: mm.Whole, Call: mm.Call{ABI: mm.ABINone},

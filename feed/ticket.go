@@ -182,6 +182,7 @@ func (w *Watch) quiet(bank int) bool {
 // interest.bank before that and counts after our look is a change counted
 // later: it finds the interest. So changing the bank is always safe.
 func (w *Watch) settle() bool {
+	defer runtime.KeepAlive(w)
 	q0, q1 := w.quiet(0), w.quiet(1)
 	if q0 && q1 {
 		return true

@@ -61,7 +61,8 @@ type Watch struct {
 	// run under it: whoever cannot have it at once says Busy, or polls for a
 	// bounded time.
 	mu         sync.Mutex
-	dead       bool
+	dying      bool   // seen to have ended
+	dead       bool   // and that was delivered
 	published  uint64 // what this side stored in seen.generation
 	epochKnown uint64 // epoch up to which losses were delivered
 	lost       uint64 // status.lost up to which losses were delivered
@@ -201,8 +202,10 @@ func Dead() *Watch { return deadWatch }
 // by another thread between the two hides that the entry found was dropped.
 func (w *Watch) Valid() bool {
 	g := atomic.LoadUint64(w.generation)
-	return g != 0 && g == atomic.LoadUint64(&w.seen.generation) &&
+	ok := g != 0 && g == atomic.LoadUint64(&w.seen.generation) &&
 		atomic.LoadUint64(w.epoch) == atomic.LoadUint64(&w.seen.epoch)
+	runtime.KeepAlive(w) // the pages are unmapped when w is unreachable
+	return ok
 }
 
 // Intervals of Wait when nothing wakes it: losses, deaths and the epoch move
@@ -351,6 +354,7 @@ func (w *Watch) Tier() uint32 {
 	if w.status == nil {
 		return layout.TierNone
 	}
+	defer runtime.KeepAlive(w)
 	return atomic.LoadUint32(&w.status.Tier)
 }
 
@@ -359,5 +363,6 @@ func (w *Watch) Gaps() uint32 {
 	if w.status == nil {
 		return 0
 	}
+	defer runtime.KeepAlive(w)
 	return atomic.LoadUint32(&w.status.Gaps)
 }
