@@ -5,6 +5,7 @@ package tracer
 import (
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -59,7 +60,7 @@ func (e *HookError) Unwrap() error { return e.Err }
 func (e *HookError) Is(target error) bool {
 	switch target {
 	case ErrPermission:
-		return errors.Is(e.Err, unix.EPERM) || errors.Is(e.Err, unix.EACCES)
+		return errors.Is(e.Err, os.ErrPermission) // EPERM, EACCES
 	case ErrNotSupported:
 		return !e.Is(ErrPermission)
 	}
