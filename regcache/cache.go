@@ -409,7 +409,7 @@ func (c *Cache[H]) miss(r mm.Range, a, rights Access) (Ref[H], error) {
 
 // newEntry makes the entry of a registration, with one reference, in no list.
 func (c *Cache[H]) newEntry(r mm.Range, a Access, h H) *entry[H] {
-	e := &entry[H]{c: c, start: r.Start, end: r.End, access: a, handle: h, tree: noTree}
+	e := &entry[H]{c: c, start: r.Start, end: r.End, access: a, handle: h, links: &links[H]{tree: noTree}}
 	e.state.Store(refOne)
 	return e
 }

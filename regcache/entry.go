@@ -34,20 +34,22 @@ const (
 )
 
 // entry is one registration: in the index, or held by references only, or
-// waiting to be deregistered. What a hit touches comes first and fits one
-// cache line; the whole is a size class of its own (128 bytes for handles
-// of up to 8 bytes), so that two entries share no line.
+// waiting to be deregistered. It is what a hit touches: one cache line, an
+// object of 64 bytes if handles have up to 8, so that two entries share no line
+// and 100,000 of them few pages.
 type entry[H any] struct {
 	start, end mm.Addr
 	state      atomic.Uint64
 	c          *Cache[H]
+	handle     H
 	access     Access
 	reason     Reason // Cached, or why it never was in the index; constant
-	tree       uint8  // which tree it is linked in, or noTree; index lock
 	interest   bool   // the feed watches it; set before it is shared, cleared by who deregisters it
-	handle     H
+	*links[H]
+}
 
-	// Guarded by the index lock.
+// links is the rest of an entry, guarded by the index lock.
+type links[H any] struct {
 	left, right *entry[H]
 	maxEnd      mm.Addr // largest end in this subtree
 	id          uint64  // unique; its hash is the treap priority
@@ -55,6 +57,8 @@ type entry[H any] struct {
 	in          *list[H]
 	seen        uint64 // hits when a victim was last looked for
 	failure     error  // what Deregister returned, of a zombie
+	tree        uint8  // which tree it is linked in, or noTree
+	_           [40]byte
 }
 
 func (e *entry[H]) span() mm.Range { return mm.Range{Start: e.start, End: e.end} }

@@ -119,7 +119,7 @@ func (p *indexPair) insert(r mm.Range, a Access) {
 		return
 	}
 	p.nextID++
-	e := &entry[int]{start: r.Start, end: r.End, access: a, id: p.nextID, tree: noTree}
+	e := &entry[int]{start: r.Start, end: r.End, access: a, links: &links[int]{id: p.nextID, tree: noTree}}
 	p.x.insert(e)
 	p.naive[r] = e
 }

@@ -54,7 +54,9 @@ type slotArgs struct {
 // not used: the kernel pins for writing and allows both directions.
 //
 // Errors: [*TableError] when no slot is free, [*MemlockError] when the kernel
-// refuses to pin more, both to be answered by deregistering something;
+// refuses to pin more, both to be answered by deregistering something. Before
+// the latter it waits up to 2 s for buffers that are being released.
+// Others are
 // [ErrTooLong]; os.ErrClosed; EFAULT for memory that is not mapped, not
 // writable, or (EOPNOTSUPP before Linux 6.5) of a file other than shmem and
 // hugetlbfs.
@@ -107,22 +109,26 @@ func (r *Ring) register(rng mm.Range) (Buf, error) {
 	return Buf{rng, s.gen, i}, nil
 }
 
-// Release of a buffer takes the kernel up to a second before 6.13 (a delayed
-// work of HZ), and its memory stays charged for so long.
 const (
 	releaseWait = 2 * time.Second
 	releaseStep = 5 * time.Millisecond
+	// lateSteps: kernels that release late say so just before they do it
+	// (__io_rsrc_put_work).
+	lateSteps = 10
 )
 
 // retry registers again and again while deregistered buffers still hold
 // memory, for a bounded time.
 func (r *Ring) retry(i uint16, rng mm.Range) error {
-	deadline := time.Now().Add(releaseWait)
-	for releasing := true; releasing && time.Now().Before(deadline); {
-		// Looked at before the attempt: the last release may come in between.
-		if releasing = r.Stats().Releasing > 0; releasing {
-			time.Sleep(releaseStep)
+	steps := r.lateSteps
+	for deadline := time.Now().Add(releaseWait); time.Now().Before(deadline); steps-- {
+		if r.Stats().Releasing > 0 {
+			steps = r.lateSteps + 1
 		}
+		if steps == 0 {
+			break
+		}
+		time.Sleep(releaseStep)
 		if err := r.update(i, rng); !errors.Is(err, unix.ENOMEM) {
 			return err
 		}
@@ -131,8 +137,30 @@ func (r *Ring) retry(i uint16, rng mm.Range) error {
 	return &MemlockError{Limit: limit, Used: use, Need: rng.Pages().Len()}
 }
 
+// findLate finds out whether the kernel releases a buffer that no transfer
+// uses before the call that removes it returns (from Linux 6.4 on), or by a
+// work that is delayed by a second. Late is assumed where a page cannot be
+// registered, which is not for this to report.
+func (r *Ring) findLate() error {
+	r.lateSteps = lateSteps
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return err
+	}
+	start := mm.Addr(address(&page[0]))
+	b, err := r.register(mm.Range{Start: start, End: start + 1})
+	if err == nil {
+		err = r.deregister(b)
+	}
+	if err == nil && r.stats.Releasing == 0 {
+		r.lateSteps = 0
+	}
+	return unix.Munmap(page)
+}
+
 // Deregister empties b's slot. Transfers in flight go on; the pages are
-// unpinned when the last of them is done. It returns [ErrNotRegistered] if b
+// unpinned when the last of them is done, or later, see [Stats.Releasing].
+// It returns [ErrNotRegistered] if b
 // is not registered (any more), os.ErrClosed after Close. On any other error
 // b is still registered.
 func (r *Ring) Deregister(b Buf) error {

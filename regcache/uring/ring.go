@@ -9,8 +9,9 @@
 //
 // # Kernels
 //
-// Single slots of a buffer table can be updated from Linux 5.13 on; older
-// kernels are refused with [ErrNotSupported]. From 5.19 on the table is made
+// Single slots of a buffer table can be updated from Linux 5.13 on (and from
+// 5.10.162, which has the io_uring of 5.15); older kernels are refused with
+// [ErrNotSupported]. From 5.19 on the table is made
 // sparse, before that from empty entries. A Ring never has more than 16384
 // slots (IORING_MAX_REG_BUFFERS) and a buffer at most 1 GiB.
 //
@@ -30,8 +31,9 @@
 //     Linux 5.11, and on 6.18.
 //   - Released late: [Ring.Deregister] empties the slot at once, so that no
 //     new transfer finds it, but the pages stay pinned and charged until the
-//     transfers that use them are done, and on kernels before 6.13 up to a
-//     second longer. [Stats.Releasing] counts such buffers.
+//     transfers that use them are done: before Linux 6.13 all transfers that
+//     were in flight, and before 6.4 a second longer. [Stats.Releasing] counts
+//     such buffers.
 //
 // # Concurrency
 //
@@ -100,6 +102,8 @@ type Ring struct {
 	// args are the arguments of register calls; args[i] belongs to whoever
 	// took slot i. On the heap because the kernel gets their addresses.
 	args []slotArgs
+
+	lateSteps int // how often to try again after the last release; constant
 
 	mu   sync.Mutex // guards everything below, both queues and slots
 	cond sync.Cond  // a request completed, or nobody waits in the kernel any more
@@ -203,6 +207,9 @@ func open(o Options, sparse bool) (_ *Ring, err error) {
 		r.unused[i] = uint16(len(r.unused) - 1 - i)
 	}
 	r.stats.Slots = o.Slots
+	if err := r.findLate(); err != nil {
+		return nil, fmt.Errorf("map a page: %w", err)
+	}
 	return r, nil
 }
 
