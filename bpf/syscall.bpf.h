@@ -217,8 +217,6 @@ static __always_inline int enter(struct call_site *site, struct task_struct *tas
 	c.hook = site->hook;
 	c.phase = UMMU_BEGIN;
 	c.mm = mm;
-	if (site->saw == SAW_CLASSIC)
-		c.flags = UMMU_F_RESCUED;
 	if (site->call == CALL_OLD_MMAP && !load_old_mmap(site))
 		whole(&c, UMMU_REPLACE);
 	else if (site->call == CALL_PROCESS_MADVISE)
@@ -329,8 +327,12 @@ static __always_inline int leave(struct call_site *site, struct task_struct *tas
 		return 0;
 	f = bpf_map_lookup_elem(&tasks, &tid);
 	if (f && f->active && f->nr == site->nr && f->abi == site->abi) {
-		if (!(f->entered & SAW_MAIN))
+		/* known only now: which of two hooks runs first depends on who
+		 * else has attached to the tracepoints */
+		if (!(f->entered & SAW_MAIN)) {
 			count(COUNT_RESCUED_ENTER);
+			f->c.flags |= UMMU_F_RESCUED;
+		}
 		f->exited = site->saw;
 		f->c.hook = site->hook;
 		settle(&f->c, f->call, f->a, ret);

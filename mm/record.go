@@ -131,7 +131,8 @@ const (
 	// UnknownLength: Start is right, the length is not known to the hook
 	// (information records only, never on a change).
 	UnknownLength
-	// Rescued: the main hook was skipped by the kernel, its partner saw it.
+	// Rescued (on End): the main hook was skipped by the kernel at the
+	// call's entry, its partner made the begin record.
 	Rescued
 )
 

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tracer
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ummu/ummu/mm"
+)
+
+// want is what a pair of records must say, or one if begin is false.
+type want struct {
+	kind  mm.Kind
+	r, to mm.Range
+	begin bool
+	flags mm.Flags // all of them
+}
+
+// expect checks that records are exactly the wanted ones, in order.
+func expect(t *testing.T, records []mm.Record, call mm.Call, wants ...want) {
+	t.Helper()
+	i := 0
+	next := func() *mm.Record {
+		if i++; i <= len(records) {
+			return &records[i-1]
+		}
+		return &mm.Record{}
+	}
+	for _, w := range wants {
+		if w.begin {
+			if r := next(); r.Kind != w.kind || r.Phase != mm.PhaseBegin || r.Range != w.r || r.Call != call || r.Flags != w.flags || r.To != w.to {
+				t.Errorf("begin of %+v, call %+v is missing in%s", w, call, show(records))
+			}
+		}
+		if r := next(); r.Kind != w.kind || r.Phase != mm.PhaseEnd || r.Range != w.r || r.Call != call || r.Flags != w.flags || r.To != w.to {
+			t.Errorf("end of %+v, call %+v is missing in%s", w, call, show(records))
+		}
+	}
+	if len(records) > i {
+		t.Errorf("%d records more than wanted:%s", len(records)-i, show(records))
+	}
+}
+
+// io_uring runs madvise in a worker: its begin comes before, its end after,
+// and both belong to the space of the ring's owner.
+func TestURing(t *testing.T) {
+	const opMadvise = 25
+	for _, mode := range []string{"inline", "async", "sqpoll", "linked"} {
+		t.Run(mode, func(t *testing.T) {
+			p := startTracee(t)
+			s := watch(t, shared, PID(p.pid), WatchOptions{})
+			p.do(t, "call 1 28 A 4096 4") // madvise(DONTNEED), to learn the space
+			p.tell(t, "uring %s", mode)
+			w := p.answer(t, "ok", 4)
+			t0, t1 := time.Duration(number(t, w[0])), time.Duration(number(t, w[1]))
+			if w[2] != "0" || w[3] != "0" {
+				t.Fatalf("madvise by io_uring failed: %v", w)
+			}
+			records := drain(t, s)
+			complete(t, records, 1)
+			space := records[0].Space
+			for _, r := range []mm.Range{p.page(1, 2), p.page(4, 1)} {
+				pair := those(records, func(x *mm.Record) bool { return x.Range == r })
+				if len(pair) != 2 {
+					t.Fatalf("%d records of %v, want begin and end:%s", len(pair), r, show(records))
+				}
+				for i, phase := range []mm.Phase{mm.PhaseBegin, mm.PhaseEnd} {
+					x := &pair[i]
+					if x.Kind != mm.Zap || x.Phase != phase || x.Space != space || x.Call != (mm.Call{NR: opMadvise, ABI: mm.ABIIOUring}) ||
+						x.Flags != mm.Async || x.Ret != 0 || x.Arg[0] != 4 || x.PID != uint32(p.pid) {
+						t.Errorf("%v:%s", phase, show(pair[i:i+1]))
+					}
+				}
+				if !(t0 <= pair[0].Time && pair[0].Time <= pair[1].Time && pair[1].Time <= t1) {
+					t.Errorf("times %v %v are not in order within %v to %v", pair[0].Time, pair[1].Time, t0, t1)
+				}
+			}
+			if mode == "linked" { // the second waits for the first: its begin may come early, its end not
+				ends := those(records, func(x *mm.Record) bool { return x.Call.ABI == mm.ABIIOUring && x.Phase == mm.PhaseEnd })
+				if len(ends) != 2 || ends[0].Range != p.page(1, 2) {
+					t.Errorf("ends of linked requests:%s", show(ends))
+				}
+			}
+			if n := len(those(records, func(x *mm.Record) bool { return x.Call.ABI == mm.ABIIOUring })); n != 4 {
+				t.Errorf("%d records of io_uring, want 4:%s", n, show(records))
+			}
+		})
+	}
+}
+
+// A call that began before the watch ends in it, unpaired. The call cannot
+// end before it is told to, so this needs no luck.
+func TestInFlightAtWatch(t *testing.T) {
+	p := startTracee(t)
+	w := p.do(t, "block")
+	tid, addr := uint32(w[0]), mm.Addr(w[1])
+	s := watch(t, shared, PID(p.pid), WatchOptions{})
+	if records := drain(t, s); len(records) != 0 {
+		t.Fatalf("records of before:%s", show(records))
+	}
+	if ret := p.do(t, "release")[0]; ret != 0 {
+		t.Fatalf("madvise returned %d", ret)
+	}
+	of := func(x *mm.Record) bool { return x.TID == tid && x.Range.Start == addr } // not its stack
+	records := drain(t, s)
+	complete(t, records, 1)
+	ends := those(records, of)
+	want := mm.Range{Start: addr, End: addr + mm.Addr(mm.PageSize())}
+	if len(ends) != 1 || ends[0].Phase != mm.PhaseEnd || ends[0].Flags != mm.Unpaired || ends[0].Range != want {
+		t.Errorf("want one unpaired end of %v:%s", want, show(records))
+	}
+	if n := s.Stats().Unpaired; n != 1 {
+		t.Errorf("stats: %d unpaired, want 1", n)
+	}
+
+	// with the watch there, the same call is whole
+	w = p.do(t, "block")
+	tid, addr = uint32(w[0]), mm.Addr(w[1])
+	begins := those(drain(t, s), of)
+	if len(begins) != 1 || begins[0].Phase != mm.PhaseBegin {
+		t.Errorf("want the begin while the call sleeps:%s", show(begins))
+	}
+	late := watch(t, shared, PID(p.pid), WatchOptions{})
+	p.do(t, "release")
+	for name, c := range map[string]struct {
+		s     *Stream
+		flags mm.Flags
+	}{"early": {s, 0}, "late": {late, mm.Unpaired}} {
+		if ends := those(drain(t, c.s), of); len(ends) != 1 || ends[0].Phase != mm.PhaseEnd || ends[0].Flags != c.flags {
+			t.Errorf("%s watch: want one end with flags %#x:%s", name, c.flags, show(ends))
+		}
+	}
+}
+
+// The classic tracepoints stand in for the main hooks, and with all of them
+// nothing is said twice.
+func TestPartners(t *testing.T) {
+	page := mm.PageSize()
+	for _, c := range []struct {
+		name        string
+		enter, exit bool // main hooks attached
+	}{{"all", true, true}, {"no enter", false, true}, {"no exit", true, false}, {"none", false, false}} {
+		t.Run(c.name, func(t *testing.T) {
+			tr, err := Open(Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer tr.Close()
+			if !c.enter {
+				tr.detach(t, "tp_btf/sys_enter")
+			}
+			if !c.exit {
+				tr.detach(t, "tp_btf/sys_exit")
+			}
+			p := startTracee(t)
+			s := watch(t, tr, PID(p.pid), WatchOptions{})
+			const munmap, mprotect, mremap = 11, 10, 25
+			for i := range 3 { // again and again: the state of one call must not reach the next
+				p.call(t, munmap, fmt.Sprintf("A+%d", 10*i), page)
+				p.call(t, mprotect, fmt.Sprintf("A+%d", 10*i+1), page, 1)
+				p.call(t, mremap, fmt.Sprintf("A+%d", 10*i+2), page, page, 3, fmt.Sprintf("A+%d", 10*i+4))
+				records := drain(t, s)
+				var got []string
+				for k := range records {
+					r := &records[k]
+					main, flags := c.enter, mm.Flags(0)
+					if r.Phase == mm.PhaseEnd {
+						main = c.exit
+						if !c.enter {
+							flags = mm.Rescued
+						}
+					}
+					if r.Flags != flags || !main && !strings.HasPrefix(HookName(r.Hook), "tracepoint/syscalls/") {
+						t.Errorf("want flags %#x, main hook %v:%s", flags, main, show(records[k:k+1]))
+					}
+					got = append(got, fmt.Sprintf("%v %v %d", r.Kind, r.Phase, r.Call.NR))
+				}
+				want := []string{"unmap begin 11", "unmap end 11", "protect begin 10", "protect end 10", "move begin 25", "move end 25"}
+				if fmt.Sprint(got) != fmt.Sprint(want) || len(records) == 6 &&
+					(records[0].Range != p.page(10*i, 1) || records[2].Range != p.page(10*i+1, 1) || records[4].Range != p.page(10*i+2, 1) || records[5].To != p.page(10*i+4, 1)) {
+					t.Errorf("round %d: want %v:%s", i, want, show(records))
+				}
+			}
+		})
+	}
+}
+
+// detach takes one hook away, as if the kernel skipped it from now on.
+func (t *Tracer) detach(tb testing.TB, name string) {
+	tb.Helper()
+	i := 0
+	for _, h := range t.coverage.Hooks {
+		if h.Name == name && h.Attached {
+			if err := t.links[i].Close(); err != nil {
+				tb.Fatal(err)
+			}
+			return
+		}
+		if h.Attached {
+			i++
+		}
+	}
+	tb.Fatalf("hook %s is not attached", name)
+}
