@@ -37,6 +37,8 @@ type Expect struct {
 	ABI mm.ABI
 	// ByChild: the record has the pid of [Run.Child], not the program's.
 	ByChild bool
+	// Flags are set in the record, among others.
+	Flags mm.Flags
 	// Counted is how many records there are, if not one.
 	Counted int
 }
@@ -47,7 +49,7 @@ func (e *Expect) Match(r *Run, rec *mm.Record) bool {
 	if e.ByChild {
 		pid = r.Child
 	}
-	if rec.PID != uint32(pid) || rec.Call.ABI != e.ABI && e.Kind != mm.Exec {
+	if rec.PID != uint32(pid) || rec.Call.ABI != e.ABI && e.Kind != mm.Exit || rec.Flags&e.Flags != e.Flags {
 		return false
 	}
 	got := rec.Range
@@ -65,7 +67,9 @@ func (e *Expect) Match(r *Run, rec *mm.Record) bool {
 	if within == (Span{}) {
 		within = e.At
 	}
-	return got.Contains(r.Span(e.At)) && (rec.Flags&mm.Superset != 0 || r.Span(within).Contains(got) || e.Kind == mm.Exec)
+	// The end of a call with a vector has the hull of the begins.
+	loose := rec.Flags&mm.Superset != 0 || rec.Flags&mm.Vector != 0 && rec.Phase == mm.PhaseEnd || !e.Kind.IsChange()
+	return got.Contains(r.Span(e.At)) && (loose || r.Span(within).Contains(got))
 }
 
 // Row is one operation and what it does.
@@ -105,9 +109,13 @@ func (row *Row) By(impl Impl) bool {
 	return !row.I386 || haveI386 && impl.program != "go"
 }
 
-// GapFile is the name of the gap of hooks on system calls: pages of a file or
-// shared object can be dropped through it, by anybody who has it.
-const GapFile = "file"
+// The gaps of hooks on system calls that rows fall into, as tracer.Coverage
+// names them.
+const (
+	GapTruncate     = "file-truncate"
+	GapDirectWrite  = "file-direct-write"
+	GapWriteProtect = "uffd-writeprotect"
+)
 
 const (
 	prot              = unix.PROT_READ | unix.PROT_WRITE
@@ -369,20 +377,26 @@ var Rows = []Row{
 		}},
 
 	// Through the file, by whoever has it.
-	{Name: "punch", Memory: MemfdShared, Want: "..SS....", Records: one(mm.Zap, 2, 4), Gap: GapFile, Act: func(r *Run) int64 {
+	{Name: "punch", Memory: MemfdShared, Want: "..SS....", Records: one(mm.Zap, 2, 4), Gap: GapTruncate, Act: func(r *Run) int64 {
 		return r.P.Syscall(unix.SYS_FALLOCATE, r.file, fallocPunch, r.bytes(2), r.bytes(2))
 	}},
-	{Name: "punch-by-other", Memory: MemfdShared, Want: "..SS....", Records: one(mm.Zap, 2, 4), Gap: GapFile, Act: func(r *Run) int64 {
+	{Name: "punch-by-other", Memory: MemfdShared, Want: "..SS....", Records: one(mm.Zap, 2, 4), Gap: GapTruncate, Act: func(r *Run) int64 {
 		return r.byOther(func(fd int) error {
 			return unix.Fallocate(fd, fallocPunch, int64(r.bytes(2)), int64(r.bytes(2)))
 		})
+	}},
+	{Name: "remove-through-other-mapping", Memory: MemfdShared, Want: ".....S..", Records: one(mm.Zap, 5, 6), Gap: GapTruncate, Prepare: func(r *Run) {
+		r.mmap(24, 8, prot, unix.MAP_SHARED, r.file)
+	}, Act: func(r *Run) int64 { return r.madvise(29, 1, unix.MADV_REMOVE) }},
+	{Name: "remove-by-forked-child", Memory: MemfdShared, Want: ".....S..", Records: one(mm.Zap, 5, 6), Gap: GapTruncate, Act: func(r *Run) int64 {
+		return r.join(r.P.Clone(int(unix.SIGCHLD), unix.SYS_MADVISE, r.Page(5), r.bytes(1), unix.MADV_REMOVE))
 	}},
 	truncate("truncate-shared", MemfdShared, false),
 	truncate("truncate-private", MemfdPrivate, false),
 	truncate("truncate-shared-by-other", MemfdShared, true),
 	truncate("truncate-private-by-other", MemfdPrivate, true),
 	truncate("truncate-disk-private-by-other", FilePrivate, true),
-	{Name: "odirect-write-by-other", Memory: FileReadOnly, Oracle: Splice, Want: "..SSS...", Records: one(mm.Zap, 2, 5), Gap: GapFile, Act: func(r *Run) int64 {
+	{Name: "odirect-write-by-other", Memory: FileReadOnly, Oracle: Splice, Want: "..SSS...", Records: one(mm.Zap, 2, 5), Gap: GapDirectWrite, Act: func(r *Run) int64 {
 		return r.directWrite(2, 3)
 	}},
 
@@ -405,6 +419,9 @@ var Rows = []Row{
 
 	// Things that move pages, but not pinned ones.
 	{Name: "uffd-move-pinned", Want: none8, Errnos: []unix.Errno{unix.EBUSY}, Act: func(r *Run) int64 { return r.uffdMove() }},
+	{Name: "uffd-writeprotect", Want: none8, Records: one(mm.Protect, 2, 4), Gap: GapWriteProtect, Act: func(r *Run) int64 {
+		return r.uffdWriteProtect(Span{2, 4})
+	}},
 	{Name: "mbind-move", Want: none8, Act: func(r *Run) int64 {
 		at := r.P.scratch + scratchVector
 		r.P.Poke(8, at, 1) // node 0
@@ -456,6 +473,19 @@ var Rows = []Row{
 	{Name: "hugetlb-mmap-fixed", Memory: HugetlbAnon, Want: ".SS.", Records: one(mm.Replace, 1, 3), Act: func(r *Run) int64 {
 		return r.mmap(1, 2, prot, anon|unix.MAP_HUGETLB, -1)
 	}},
+	{Name: "hugetlb-mmap-fixed-byte", Memory: HugetlbAnon, Want: ".SS.", Records: one(mm.Replace, 1, 3), Act: func(r *Run) int64 {
+		return r.P.Syscall(unix.SYS_MMAP, r.Page(1), r.Unit+1, prot, anon|unix.MAP_FIXED|unix.MAP_HUGETLB, -1, 0)
+	}},
+	{Name: "hugetlb-file-mmap-fixed-byte", Memory: HugetlbShared, Want: ".SS.", Records: one(mm.Replace, 1, 3), Act: func(r *Run) int64 {
+		return r.P.Syscall(unix.SYS_MMAP, r.Page(1), r.Unit+1, prot, unix.MAP_SHARED|unix.MAP_FIXED, r.file, 0)
+	}},
+	{Name: "hugetlb-mremap-away-byte", Memory: HugetlbAnon, Want: "UUUU", Records: []Expect{{Kind: mm.Move, At: Span{0, 4}, To: true}}, Act: func(r *Run) int64 {
+		length := r.bytes(3) + 1 // rounded up to huge pages
+		return r.moved(r.P.Syscall(unix.SYS_MREMAP, r.Base, length, length, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Page(24)), 4)
+	}},
+	{Name: "hugetlb-mremap-shrink", Memory: HugetlbAnon, Want: "..UU", Records: one(mm.Unmap, 2, 4), Act: func(r *Run) int64 {
+		return r.mremap(4, 2, 0, 0)
+	}},
 	{Name: "hugetlb-mremap-away", Memory: HugetlbAnon, Want: "UUUU", Records: []Expect{{Kind: mm.Move, At: Span{0, 4}, To: true}}, Act: func(r *Run) int64 {
 		return r.moved(r.mremap(4, 4, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Page(24)), 4)
 	}},
@@ -465,10 +495,10 @@ var Rows = []Row{
 	{Name: "hugetlb-remove", Memory: HugetlbShared, Want: ".S..", Records: one(mm.Zap, 1, 2), Act: func(r *Run) int64 {
 		return r.madvise(1, 1, unix.MADV_REMOVE)
 	}},
-	{Name: "hugetlb-punch", Memory: HugetlbShared, Want: ".S..", Records: one(mm.Zap, 1, 2), Gap: GapFile, Act: func(r *Run) int64 {
+	{Name: "hugetlb-punch", Memory: HugetlbShared, Want: ".S..", Records: one(mm.Zap, 1, 2), Gap: GapTruncate, Act: func(r *Run) int64 {
 		return r.P.Syscall(unix.SYS_FALLOCATE, r.file, fallocPunch, r.bytes(1), r.bytes(1))
 	}},
-	{Name: "hugetlb-punch-by-other", Memory: HugetlbShared, Want: ".S..", Records: one(mm.Zap, 1, 2), Gap: GapFile, Act: func(r *Run) int64 {
+	{Name: "hugetlb-punch-by-other", Memory: HugetlbShared, Want: ".S..", Records: one(mm.Zap, 1, 2), Gap: GapTruncate, Act: func(r *Run) int64 {
 		return r.byOther(func(fd int) error { return unix.Fallocate(fd, fallocPunch, hugePage, hugePage) })
 	}},
 	truncate("hugetlb-truncate", HugetlbShared, false),
@@ -512,7 +542,7 @@ var Rows = []Row{
 	}, Act: func(r *Run) int64 { return r.P.Syscall32(117, 22, 0, 0, 0, r.Base) }},
 
 	// What ends the registration itself, or does not let it begin.
-	{Name: "exec", Oracle: CPUOnly, Want: gone8, Records: []Expect{{Kind: mm.Exec}}, Act: func(r *Run) int64 {
+	{Name: "exec", Oracle: CPUOnly, Want: gone8, Records: []Expect{{Kind: mm.Exit, At: Span{0, 8}, Flags: mm.SpaceDeath}}, Act: func(r *Run) int64 {
 		r.P.Exec()
 		r.file, r.area = -1, mm.Range{}
 		return 0
@@ -545,7 +575,7 @@ func harmless(name string, advice int) Row {
 
 // truncate is a row in which the file is cut to its first half and grows back.
 func truncate(name string, m Memory, byOther bool) Row {
-	row := Row{Name: name, Memory: m, Want: "....SSSS", Records: one(mm.Zap, 4, 8), Gap: GapFile}
+	row := Row{Name: name, Memory: m, Want: "....SSSS", Records: one(mm.Zap, 4, 8), Gap: GapTruncate}
 	if m == HugetlbShared {
 		row.Want, row.Records = "..SS", one(mm.Zap, 2, 4)
 	}
@@ -618,27 +648,45 @@ func (r *Run) directWrite(i, n int) int64 {
 	return 0
 }
 
+// The requests of userfaultfd (linux/userfaultfd.h).
+const (
+	uffdUserModeOnly = 1
+	uffdAPI          = 0xc018aa3f
+	uffdRegister     = 0xc020aa00
+	uffdMove         = 0xc028aa05
+	uffdWriteProtect = 0xc018aa06
+	uffdVersion      = 0xaa
+	uffdFeatureMove  = 1 << 16
+	uffdModeMissing  = 1 << 0
+	uffdModeWP       = 1 << 1
+)
+
+// userfault opens a userfaultfd and registers pages s with it.
+func (r *Run) userfault(s Span, features, mode uint64) int64 {
+	p, at := r.P, r.P.scratch+scratchVector
+	fd := r.must("open userfaultfd", p.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|uffdUserModeOnly))
+	p.Poke(8, at, uffdVersion, features, 0)
+	r.must("agree on userfaultfd version", p.Syscall(unix.SYS_IOCTL, fd, uffdAPI, at))
+	p.Poke(8, at, uint64(r.Page(s.First)), r.Span(s).Len(), mode, 0)
+	r.must("register with userfaultfd", p.Syscall(unix.SYS_IOCTL, fd, uffdRegister, at))
+	return fd
+}
+
 // uffdMove asks userfaultfd to move page 3, which is pinned, elsewhere.
 func (r *Run) uffdMove() int64 {
-	const (
-		api      = 0xc018aa3f // _IOWR(0xAA, 0x3F, struct uffdio_api)
-		register = 0xc020aa00
-		move     = 0xc028aa05
-		version  = 0xaa
-		missing  = 1 << 0
-		featMove = 1 << 16
-		userMode = 1 // UFFD_USER_MODE_ONLY
-		dstPage  = 24
-		srcPage  = 3
-	)
-	p, at := r.P, r.P.scratch+scratchVector
-	fd := r.must("open userfaultfd", p.Syscall(unix.SYS_USERFAULTFD, unix.O_CLOEXEC|userMode))
-	defer p.Syscall(unix.SYS_CLOSE, fd)
-	r.mmap(dstPage, 1, prot, anon, -1)
-	p.Poke(8, at, version, featMove, 0)
-	r.must("agree on userfaultfd version", p.Syscall(unix.SYS_IOCTL, fd, api, at))
-	p.Poke(8, at, uint64(r.Page(dstPage)), r.Unit, missing, 0)
-	r.must("register destination", p.Syscall(unix.SYS_IOCTL, fd, register, at))
-	p.Poke(8, at, uint64(r.Page(dstPage)), uint64(r.Page(srcPage)), r.Unit, 0, 0)
-	return p.Syscall(unix.SYS_IOCTL, fd, move, at)
+	r.mmap(24, 1, prot, anon, -1)
+	fd := r.userfault(Span{24, 25}, uffdFeatureMove, uffdModeMissing)
+	defer r.P.Syscall(unix.SYS_CLOSE, fd)
+	at := r.P.scratch + scratchVector
+	r.P.Poke(8, at, uint64(r.Page(24)), uint64(r.Page(3)), r.Unit, 0, 0)
+	return r.P.Syscall(unix.SYS_IOCTL, fd, uffdMove, at)
+}
+
+// uffdWriteProtect takes the right to write to pages s away.
+func (r *Run) uffdWriteProtect(s Span) int64 {
+	fd := r.userfault(s, 0, uffdModeWP)
+	defer r.P.Syscall(unix.SYS_CLOSE, fd)
+	at := r.P.scratch + scratchVector
+	r.P.Poke(8, at, uint64(r.Page(s.First)), r.Span(s).Len(), 1 /* UFFDIO_WRITEPROTECT_MODE_WP */)
+	return r.P.Syscall(unix.SYS_IOCTL, fd, uffdWriteProtect, at)
 }

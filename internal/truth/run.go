@@ -235,7 +235,11 @@ func (r *Run) Act() error {
 
 // Oracle lets the device write a fresh pattern to the old addresses and
 // returns what the CPU sees, a character a page as [Proc.Look].
-func (r *Run) Oracle() (string, error) {
+func (r *Run) Oracle() (string, error) { return r.OracleThrough(0) }
+
+// OracleThrough is Oracle through the buffer of another slot of the program's
+// ring, which holds all pages of the run's buffer.
+func (r *Run) OracleThrough(slot int) (string, error) {
 	p := r.P
 	var seen string
 	switch r.Row.Oracle {
@@ -245,7 +249,7 @@ func (r *Run) Oracle() (string, error) {
 			return "", err
 		}
 		r.seed++
-		if n := ring.Write(0, r.Base, r.Unit, r.Pages, r.seed); n != int64(r.Buffer().Len()) {
+		if n := ring.Write(slot, r.Base, r.Unit, r.Pages, r.seed); n != int64(r.Buffer().Len()) {
 			return "", fmt.Errorf("oracle of %s: transfer returned %d", r.Row.Name, n)
 		}
 		seen = p.Look(r.Base, r.Unit, r.Pages, r.seed)

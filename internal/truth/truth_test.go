@@ -112,7 +112,7 @@ func TestRows(t *testing.T) {
 		}
 		for page, c := range row.Want {
 			covered := slices.ContainsFunc(row.Records, func(e Expect) bool {
-				return e.Kind == mm.Exec || e.Kind.IsChange() && e.At.First <= page && page < e.At.End
+				return (e.Kind == mm.Exit || e.Kind.IsChange()) && e.At.First <= page && page < e.At.End
 			})
 			if c != '.' && !covered {
 				t.Errorf("%s: page %d is %c, and no record tells", row.Name, page, c)
