@@ -12,6 +12,7 @@
  *   call COUNT NR ARG...     COUNT times the same system call; "ok LAST NS"
  *   compat NR ARG...         one call by int $0x80; "ok RET"
  *   poke WORD...             stores 32-bit words at the scratch page
+ *   peek                     "ok WORD", the first of them
  *   reset                    maps the area again and touches it
  *   sweep COUNT              unmaps COUNT fresh pages one by one; "ok NS"
  *   threads T COUNT          T threads unmap COUNT pages each; "ok TID BASE ..."
@@ -500,6 +501,8 @@ static void command(char *line)
 		for (int i = 1; i < n; i++)
 			((uint32_t *)scratch)[i - 1] = a[i];
 		say("ok");
+	} else if (!strcmp(word[0], "peek")) {
+		say("ok %u", *(uint32_t *)scratch);
 	} else if (!strcmp(word[0], "reset")) {
 		map_area(1);
 		say("ok");

@@ -23,7 +23,8 @@ func Build(dir string) (string, error) {
 	if err := os.WriteFile(c, source, 0o644); err != nil {
 		return "", fmt.Errorf("write tracee source: %w", err)
 	}
-	args := []string{"-O2", "-g", "-Wall", "-Wextra", "-pthread", "-o", bin, c}
+	// -no-pie: the heap is below 4 GiB, for brk by a 32-bit call
+	args := []string{"-O2", "-g", "-Wall", "-Wextra", "-pthread", "-no-pie", "-o", bin, c}
 	if runtime.GOARCH == "amd64" {
 		args = append(args, "-mno-red-zone") // int $0x80 between push and pop
 	}
