@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -179,15 +180,14 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 		if sl.interest, err = ebpf.NewMap(interestSpec); err != nil {
 			return nil, fmt.Errorf("create interest page: %w", err)
 		}
-		if err = t.objs.SlotInterest.Put(key, sl.interest); err != nil {
-			return nil, fmt.Errorf("publish interest page: %w", err)
+	}
+	if err = t.eachSlotMap(sl, func(outer, inner *ebpf.Map) error {
+		if inner == nil {
+			return nil
 		}
-	}
-	if err = t.objs.SlotStatus.Put(key, sl.status); err != nil {
-		return nil, fmt.Errorf("publish status page: %w", err)
-	}
-	if err = t.objs.SlotRing.Put(key, sl.ring); err != nil {
-		return nil, fmt.Errorf("publish ring: %w", err)
+		return outer.Put(key, inner)
+	}); err != nil {
+		return nil, fmt.Errorf("publish maps: %w", err)
 	}
 	var old slotConf
 	if err = t.objs.SlotConf.Lookup(key, &old); err != nil {
@@ -205,6 +205,22 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 	return sl, nil
 }
 
+// eachSlotMap runs f for each map of a slot and the array it is in, at once:
+// a change of an array of maps waits for the programs that are running
+// (maybe_wait_bpf_programs, kernel/bpf/syscall.c), which takes 10 to 20 ms.
+func (t *Tracer) eachSlotMap(sl *slot, f func(outer, inner *ebpf.Map) error) error {
+	maps := [...][2]*ebpf.Map{
+		{t.objs.SlotStatus, sl.status}, {t.objs.SlotRing, sl.ring}, {t.objs.SlotInterest, sl.interest},
+	}
+	var errs [len(maps)]error
+	var wg sync.WaitGroup
+	for i, m := range maps {
+		wg.Go(func() { errs[i] = f(m[0], m[1]) })
+	}
+	wg.Wait()
+	return errors.Join(errs[:]...)
+}
+
 // closeSlot ends every reference to a slot, waits until no program uses its
 // maps, and frees them; t.mu is held.
 func (t *Tracer) closeSlot(sl *slot) error {
@@ -218,14 +234,14 @@ func (t *Tracer) closeSlot(sl *slot) error {
 		// a later incarnation: every reference to the old one is dead
 		errs = append(errs, t.objs.SlotConf.Put(key, slotConf{Incarnation: conf.Incarnation + 1}))
 	}
-	// deleting from an array of maps waits for programs that are running
-	// (maybe_wait_bpf_programs, kernel/bpf/syscall.c): whoever looks at the
-	// slot later finds the reference dead, so its place can be used again
-	for _, m := range []*ebpf.Map{t.objs.SlotRing, t.objs.SlotStatus, t.objs.SlotInterest} {
-		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			errs = append(errs, err)
+	// when the maps are gone from the slot, whoever looks at it finds the
+	// reference dead, so its place can be used again
+	errs = append(errs, t.eachSlotMap(sl, func(outer, _ *ebpf.Map) error {
+		if err := outer.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return err
 		}
-	}
+		return nil
+	}))
 	for _, m := range []*ebpf.Map{sl.ring, sl.status, sl.interest} {
 		if m != nil {
 			errs = append(errs, m.Close())
