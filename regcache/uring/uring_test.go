@@ -669,9 +669,10 @@ func memlockChild() error {
 	if err != nil {
 		return err
 	}
+	// Never both, whether the kernel charges the ring as well (6.18) or not.
 	var rng [2]mm.Range
-	for i := range rng {
-		m, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	for i, n := range []int{size, size + os.Getpagesize()} {
+		m, err := unix.Mmap(-1, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {
 			return err
 		}
@@ -686,16 +687,6 @@ func memlockChild() error {
 		return fmt.Errorf("first of two: %w", err)
 	}
 	_, err = r.Register(rng[1], rw)
-	if err == nil {
-		// The ring itself is charged up to 5.11 and on 6.18. On a kernel where
-		// it is not, the second one just fits, and a page more does not.
-		m, merr := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-		if merr != nil {
-			return merr
-		}
-		rng[1] = rangeOf(m)
-		_, err = r.Register(rng[1], rw)
-	}
 	var full *MemlockError
 	if !errors.As(err, &full) || !errors.Is(err, unix.ENOMEM) {
 		return fmt.Errorf("over the limit: %w, want a MemlockError", err)
@@ -716,12 +707,7 @@ func memlockChild() error {
 	if err := r.Deregister(second); err != nil {
 		return err
 	}
-	// Half of the limit and more: never both, whatever the ring is charged.
-	m, err := unix.Mmap(-1, 0, size+os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		return err
-	}
-	return errors.Join(memlockThroughCache(r, limit, rng[0], rangeOf(m)), r.Close())
+	return errors.Join(memlockThroughCache(r, limit, rng[0], rng[1]), r.Close())
 }
 
 func TestDisabled(t *testing.T) { child(t, "seccomp", nil) }
