@@ -325,7 +325,7 @@ var Rows = []Row{
 		return r.P.Syscall(unix.SYS_MREMAP, r.Page(24), 0, r.bytes(8), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Base)
 	}},
 	{Name: "remap-file-pages", Memory: MemfdShared, Want: "..SS....", Records: one(mm.Replace, 2, 4), Act: func(r *Run) int64 {
-		return r.P.Syscall(unix.SYS_REMAP_FILE_PAGES, r.Page(2), r.bytes(2), 0, 5, 0)
+		return r.P.Syscall(unix.SYS_REMAP_FILE_PAGES, r.Page(2), r.bytes(2), 0, 12, 0)
 	}},
 
 	// The heap.
@@ -477,7 +477,7 @@ var Rows = []Row{
 		return r.P.Syscall(unix.SYS_MMAP, r.Page(1), r.Unit+1, prot, anon|unix.MAP_FIXED|unix.MAP_HUGETLB, -1, 0)
 	}},
 	{Name: "hugetlb-file-mmap-fixed-byte", Memory: HugetlbShared, Want: ".SS.", Records: one(mm.Replace, 1, 3), Act: func(r *Run) int64 {
-		return r.P.Syscall(unix.SYS_MMAP, r.Page(1), r.Unit+1, prot, unix.MAP_SHARED|unix.MAP_FIXED, r.file, 0)
+		return r.P.Syscall(unix.SYS_MMAP, r.Page(1), r.Unit+1, prot, unix.MAP_SHARED|unix.MAP_FIXED, r.file, r.bytes(4))
 	}},
 	{Name: "hugetlb-mremap-away-byte", Memory: HugetlbAnon, Want: "UUUU", Records: []Expect{{Kind: mm.Move, At: Span{0, 4}, To: true}}, Act: func(r *Run) int64 {
 		length := r.bytes(3) + 1 // rounded up to huge pages
@@ -537,9 +537,7 @@ var Rows = []Row{
 		r.mmap(-1, 1, prot, anon, -1)
 		return r.P.Syscall32(117, 21, r.segment(), shmRemap, at, r.Base)
 	}},
-	{Name: "i386-ipc-shmdt", Memory: AnonLow, I386: true, Want: gone8, Records: i386(mm.Unmap, 0, 8), Prepare: func(r *Run) {
-		r.must("attach segment", r.P.Syscall(unix.SYS_SHMAT, r.segment(), r.Base, shmRemap))
-	}, Act: func(r *Run) int64 { return r.P.Syscall32(117, 22, 0, 0, 0, r.Base) }},
+	{Name: "i386-ipc-shmdt", Memory: SysVLow, I386: true, Want: gone8, Records: i386(mm.Unmap, 0, 8), Act: func(r *Run) int64 { return r.P.Syscall32(117, 22, 0, 0, 0, r.Base) }},
 
 	// What ends the registration itself, or does not let it begin.
 	{Name: "exec", Oracle: CPUOnly, Want: gone8, Records: []Expect{{Kind: mm.Exit, At: Span{0, 8}, Flags: mm.SpaceDeath}}, Act: func(r *Run) int64 {

@@ -27,6 +27,7 @@ const (
 	MemfdPrivate                // MAP_PRIVATE of a memfd
 	Heap                        // grown with brk
 	SysV                        // an attached System V segment
+	SysVLow                     // the same below 4 GiB
 	Huge                        // 4 KiB pages of a transparent huge page
 	NoHuge                      // as Huge, but of small pages
 	HugetlbAnon                 // private anonymous, of 2 MiB pages
@@ -40,12 +41,22 @@ const (
 
 var memoryNames = [...]string{
 	"private anonymous", "private anonymous below 4 GiB", "memfd, shared", "memfd, private", "brk heap",
-	"System V segment", "transparent huge page", "small pages where a huge page fits", "hugetlb, anonymous", "hugetlb, shared",
+	"System V segment", "System V segment below 4 GiB", "transparent huge page", "small pages where a huge page fits", "hugetlb, anonymous", "hugetlb, shared",
 	"file, read-only", "file, private", "private anonymous, read-only", "driver mapping", "no mapping",
 }
 
 // String describes m.
 func (m Memory) String() string { return memoryNames[m] }
+
+// File reports whether the pages belong to a file or shared object, through
+// which anybody who has it can drop them.
+func (m Memory) File() bool {
+	switch m {
+	case MemfdShared, MemfdPrivate, SysV, SysVLow, HugetlbShared, FileReadOnly, FilePrivate:
+		return true
+	}
+	return false
+}
 
 // Oracle is how a row finds out which pages a device would miss.
 type Oracle uint8
@@ -109,9 +120,7 @@ func (row *Row) Setup(p *Proc) (*Run, error) {
 	const rw = unix.PROT_READ | unix.PROT_WRITE
 	r.reserve()
 	switch row.Memory {
-	case Anon:
-		r.mmap(0, r.Pages, rw, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
-	case AnonLow:
+	case Anon, AnonLow:
 		r.mmap(0, r.Pages, rw, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
 	case AnonReadOnly:
 		r.mmap(0, r.Pages, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
@@ -131,7 +140,7 @@ func (row *Row) Setup(p *Proc) (*Run, error) {
 			r.P.Syscall(unix.SYS_BRK, top)
 			return nil
 		})
-	case SysV:
+	case SysV, SysVLow:
 		r.must("attach segment", p.Syscall(unix.SYS_SHMAT, r.segment(), r.Base, shmRemap))
 	case Huge, NoHuge:
 		r.must("map", p.Syscall(unix.SYS_MMAP, r.Base, hugePage, rw, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, -1, 0))
@@ -234,11 +243,21 @@ func (r *Run) Act() error {
 }
 
 // Oracle lets the device write a fresh pattern to the old addresses and
-// returns what the CPU sees, a character a page as [Proc.Look].
-func (r *Run) Oracle() (string, error) { return r.OracleThrough(0) }
+// returns what the CPU sees, a character a page as [Proc.Look]. Where the
+// pages were moved, the pattern must have arrived at their new address.
+func (r *Run) Oracle() (string, error) {
+	seen, err := r.OracleThrough(0)
+	if err != nil || r.Moved.Empty() {
+		return seen, err
+	}
+	if at := r.P.Look(r.Moved.Start, r.Unit, r.Pages, r.seed); strings.Trim(at, ".") != "" {
+		return "", fmt.Errorf("oracle of %s: %s at the new address", r.Row.Name, at)
+	}
+	return seen, r.failed()
+}
 
 // OracleThrough is Oracle through the buffer of another slot of the program's
-// ring, which holds all pages of the run's buffer.
+// ring, which holds the run's whole buffer.
 func (r *Run) OracleThrough(slot int) (string, error) {
 	p := r.P
 	var seen string
@@ -253,13 +272,6 @@ func (r *Run) OracleThrough(slot int) (string, error) {
 			return "", fmt.Errorf("oracle of %s: transfer returned %d", r.Row.Name, n)
 		}
 		seen = p.Look(r.Base, r.Unit, r.Pages, r.seed)
-		if !r.Moved.Empty() {
-			// The pages went there, and the device's bytes with them.
-			n := int(r.Buffer().Len() / r.Unit)
-			if at := p.Look(r.Moved.Start, r.Unit, n, r.seed); at != strings.Repeat(".", n) {
-				return "", fmt.Errorf("oracle of %s: %s at the new address", r.Row.Name, at)
-			}
-		}
 	case Splice:
 		copied := r.Page(16)
 		r.mmap(16, r.Pages, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, -1)
@@ -333,7 +345,7 @@ func (r *Run) reserve() {
 	const align = hugePage
 	length := 64*r.Unit + 2*align
 	flags := unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE
-	if r.Row.Memory == AnonLow {
+	if r.Row.Memory == AnonLow || r.Row.Memory == SysVLow {
 		flags |= map32Bit
 	}
 	a := mm.Addr(r.must("reserve addresses", r.P.Syscall(unix.SYS_MMAP, 0, length, unix.PROT_NONE, flags, -1, 0)))
@@ -372,10 +384,10 @@ func (r *Run) moved(ret int64, pages int) int64 {
 
 func (r *Run) bytes(pages int) uint64 { return uint64(pages) * r.Unit }
 
-// memfd makes a file of the buffer's size in memory.
+// memfd makes a file in memory, twice as long as the buffer.
 func (r *Run) memfd(flags int) int64 {
 	fd := r.must("create memfd", r.P.Syscall(unix.SYS_MEMFD_CREATE, "truth", unix.MFD_CLOEXEC|flags))
-	r.must("size memfd", r.P.Syscall(unix.SYS_FTRUNCATE, fd, r.bytes(r.Pages)))
+	r.must("size memfd", r.P.Syscall(unix.SYS_FTRUNCATE, fd, r.bytes(2*r.Pages)))
 	return fd
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/mm"
@@ -25,6 +26,10 @@ func TestMain(m *testing.M) {
 	}
 	code := m.Run()
 	os.RemoveAll(dir)
+	if err := goleak.Find(); err != nil {
+		log.Print(err)
+		code = 1
+	}
 	os.Exit(code)
 }
 
