@@ -101,7 +101,8 @@ const (
 8 <... munmap resumed>) = 0
 8 munmap(0x50000, 0x1000 <unfinished ...>
 8 +++ killed by SIGKILL +++
-7 +++ killed by SIGKILL +++
+7 exit_group(0) = ?
+7 +++ exited with 0 +++
 `
 	baseRecords = `
 		5 exec end - - @strace
@@ -300,6 +301,31 @@ func TestCompare(t *testing.T) {
 			"calls=1 records=0 missing=1 invented=1 failed=0"},
 		{"unpaired end", "7 munmap(0x3000, 0x1000) = 0\n", "7 unmap end 3000-4000 munmap =0 unpaired\n",
 			"calls=1 records=0 missing=1 invented=1 failed=0"},
+		{"killed at the entry of a call", "7 brk(0) = 0x1000\n7 +++ exited with 0 +++\n",
+			"7 unmap end 3000-4000 munmap =-38 unpaired\n7 exit end - -\n",
+			"calls=1 records=1 missing=0 invented=0 failed=1"},
+		{"skipped call of a thread that goes on", "7 munmap(0x3000, 0x1000) = 0\n7 exit(0) = ?\n7 +++ exited with 0 +++\n",
+			"7 unmap end 3000-4000 munmap =-38 unpaired\n7 unmap begin 3000-4000 munmap\n7 unmap end 3000-4000 munmap =0\n7 exit end - -\n",
+			"calls=2 records=2 missing=0 invented=1 failed=0"},
+		{"wrong result of a call before the end", "7 munmap(0x3000, 0x1000) = 0xb\n7 +++ exited with 0 +++\n",
+			"7 unmap begin 3000-4000 munmap\n7 unmap end 3000-4000 munmap =0\n7 exit end - -\n",
+			"calls=1 records=1 missing=0 invented=0 failed=1"},
+		{"wrong result of a call before the thread ends itself", "7 munmap(0x3000, 0x1000) = 0xb\n7 exit(0) = ?\n7 +++ exited with 0 +++\n",
+			"7 unmap begin 3000-4000 munmap\n7 unmap end 3000-4000 munmap =0\n7 exit end - -\n",
+			"calls=2 records=1 missing=1 invented=1 failed=0"},
+		{"missing before the end", "7 munmap(0x3000, 0x1000) = 0\n7 +++ exited with 0 +++\n",
+			"7 exit end - -\n", "calls=2 records=1 missing=1 invented=0 failed=0"},
+		{"call that strace could not read", "7 ???() = ?\n7 +++ exited with 0 +++\n",
+			"7 unmap begin 3000-4000 munmap\n7 exit end - -\n",
+			"calls=1 records=1 missing=0 invented=0 failed=1"},
+		{"call that strace could not read and the kernel skipped", "7 ???() = ?\n7 +++ exited with 0 +++\n",
+			"7 unmap end 3000-4000 munmap =-38 unpaired\n7 exit end - -\n",
+			"calls=1 records=1 missing=0 invented=0 failed=1"},
+		{"wrong call before the end", "7 execve(0x1, 0x2, 0x3 <unfinished ...>\n7 +++ exited with 0 +++\n",
+			"7 unmap end 3000-4000 munmap =-38 unpaired\n7 exit end - -\n",
+			"calls=1 records=1 missing=0 invented=0 failed=1"},
+		{"end without a call", "7 ???() = ?\n7 +++ exited with 0 +++\n",
+			"7 exit end - -\n", "calls=1 records=1 missing=0 invented=0 failed=0"},
 		{"thread nobody has seen", "", "9 unmap begin 3000-4000 munmap\n9 unmap end 3000-4000 munmap =0\n",
 			"calls=0 records=0 missing=0 invented=1 failed=0"},
 		{"failed exec", "7 execve(0x1, 0x2, 0x3) = -1 ENOENT (No such file or directory)\n", "",

@@ -120,7 +120,13 @@ func outcome(c *Call, partial ...syscall.Errno) need {
 // expect says which records a call must have. It knows the kernel's
 // interface, not the tracer.
 func expect(c *Call) expectation {
-	if !c.Done {
+	switch {
+	case c.Done && !c.Doubtful:
+	case isExec(c.Name):
+		return expectation{may, lifecycle(mm.Exec)}
+	case isFork(c.Name):
+		return expectation{may, lifecycle(mm.Fork)}
+	default:
 		return expectation{may, anything}
 	}
 	a := c.Args

@@ -179,7 +179,8 @@ func Programs(dir string) ([]Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	churn := func(name string, libs ...string) Program {
+	// The allocators are set to give memory back as soon as they can.
+	churn := func(name, env string, libs ...string) Program {
 		lib := preload(libs...)
 		return Program{
 			Name: name,
@@ -189,8 +190,8 @@ func Programs(dir string) ([]Program, error) {
 				}
 				return build(ctx, work, "cc", "-O2", "-pthread", "-o", "prog", filepath.Join(dir, "churn.c"))
 			},
-			Command: prog("4", "4000"),
-			Env:     []string{"LD_PRELOAD=" + lib},
+			Command: prog("6", "6000"),
+			Env:     []string{"LD_PRELOAD=" + lib, env},
 		}
 	}
 	return []Program{
@@ -218,8 +219,8 @@ func Programs(dir string) ([]Program, error) {
 			Prepare: goModule,
 			Command: func(string) []string { return []string{"go", "build", "-o", "prog", "."} },
 		},
-		churn("jemalloc", "libjemalloc.so.2"),
-		churn("tcmalloc", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4"),
+		churn("jemalloc", "MALLOC_CONF=dirty_decay_ms:0,muzzy_decay_ms:0,retain:false", "libjemalloc.so.2"),
+		churn("tcmalloc", "TCMALLOC_RELEASE_RATE=10", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4"),
 		{
 			Name: "direct",
 			Prepare: func(ctx context.Context, work string) error {

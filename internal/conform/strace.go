@@ -18,10 +18,10 @@ import (
 )
 
 // traced are the calls that strace is asked to show: those that change page
-// tables or create address spaces, and shmget for the size of a segment. A
-// leading "?" makes strace accept a name that its architecture does not have.
+// tables or create address spaces, shmget for the size of a segment, and the
+// calls that tell a thread which ends from one that is killed. A leading "?" makes strace accept a name that its architecture does not have.
 const traced = "?munmap,?mmap,?mmap2,?mremap,?mprotect,?pkey_mprotect,?madvise,?process_madvise,?brk," +
-	"?shmat,?shmdt,?shmget,?remap_file_pages,?clone,?clone3,?fork,?vfork,?execve,?execveat"
+	"?shmat,?shmdt,?shmget,?remap_file_pages,?clone,?clone3,?fork,?vfork,?execve,?execveat,?exit,?exit_group"
 
 // undecoded are the calls whose arguments are wanted as plain numbers.
 const undecoded = "?munmap,?mmap,?mmap2,?mremap,?mprotect,?pkey_mprotect,?madvise,?brk," +
@@ -35,8 +35,13 @@ func straceArgs(out string) []string {
 		"-e", "signal=none", "-e", "raw=" + undecoded, "-e", "trace=" + traced}
 }
 
-// exitCall is the name under which the end of a thread stands in a [Log].
-const exitCall = "exit"
+// exitCall is the name under which the end of a thread stands in a [Log];
+// the calls exit and exit_group themselves are not in it. unknownCall is what
+// strace shows where it came too late to read the number of the call.
+const (
+	exitCall    = "exit"
+	unknownCall = "???"
+)
 
 // A Call is one system call of one thread as strace shows it, or, with the
 // name "exit", the end of the thread.
@@ -52,6 +57,10 @@ type Call struct {
 	// was killed in it.
 	Done bool
 	Ret  int64
+	// Doubtful: the thread was killed in it, or after it and Ret is none
+	// that the call can have. strace 6.1 reads such ends too late: it shows
+	// 0xb as the result, or the call of another thread.
+	Doubtful bool
 	// Old is what an address-space wide value was before the call: the
 	// program break (brk), or the size of the segment (shmat, shmdt). Only
 	// if Known.
@@ -107,7 +116,7 @@ type event struct {
 // (-f, raw arguments). Lines of signals are passed over; a line of a shape it
 // does not know is an error, because a call may hide behind it.
 func ParseStrace(r io.Reader) (*Log, error) {
-	p := parser{log: &Log{Threads: map[int][]*Call{}}, open: map[int]*Call{}}
+	p := parser{log: &Log{Threads: map[int][]*Call{}}, open: map[int]*Call{}, ending: map[int]bool{}}
 	sc := bufio.NewScanner(r)
 	sc.Buffer(nil, 1<<20)
 	for sc.Scan() {
@@ -129,6 +138,7 @@ func ParseStrace(r io.Reader) (*Log, error) {
 type parser struct {
 	log    *Log
 	open   map[int]*Call // unfinished call of each thread
+	ending map[int]bool  // threads that called exit or exit_group
 	events []event
 	line   int
 }
@@ -165,6 +175,9 @@ func (p *parser) parse(line string) error {
 	case strings.HasPrefix(rest, "<... "):
 		c := p.open[tid]
 		name, tail, ok := strings.Cut(rest[len("<... "):], " resumed>")
+		if p.ending[tid] {
+			return nil
+		}
 		if !ok || c == nil || c.Name != name {
 			return ErrStrace
 		}
@@ -182,13 +195,14 @@ func (p *parser) parse(line string) error {
 	}
 
 	name, text, ok := strings.Cut(rest, "(")
-	if !ok || name == "" || strings.ContainsFunc(name, notName) || p.open[tid] != nil {
+	if !ok || name == "" || name != unknownCall && strings.ContainsFunc(name, notName) || p.open[tid] != nil {
 		return ErrStrace
 	}
-	c := &Call{TID: tid, Line: p.line, Name: name}
-	if c.Name == exitCall {
-		return ErrStrace // taken for the end of the thread
+	if name == "exit" || name == "exit_group" {
+		p.ending[tid] = true
+		return nil
 	}
+	c := &Call{TID: tid, Line: p.line, Name: name}
 	t, cut := strings.CutSuffix(text, unfinished)
 	if i := strings.LastIndex(text, pidChanged); i >= 0 {
 		// exec by a thread; the line that it supersedes another one follows
@@ -213,8 +227,26 @@ func (p *parser) add(c *Call, end bool) {
 }
 
 func (p *parser) exit(tid int) {
+	if calls := p.log.Threads[tid]; !p.ending[tid] && len(calls) > 0 {
+		last := calls[len(calls)-1]
+		last.Doubtful = !last.Done || !last.possible()
+	}
+	delete(p.ending, tid) // the number may live on, by exec
 	delete(p.open, tid)
 	p.add(&Call{TID: tid, Line: p.line, Name: exitCall, Done: true}, true)
+}
+
+// possible reports whether the call can return what it did.
+func (c *Call) possible() bool {
+	switch c.Name {
+	case "munmap", "mprotect", "pkey_mprotect", "madvise", "shmdt", "remap_file_pages", "execve", "execveat":
+		return c.Ret <= 0
+	case "mmap", "mremap", "shmat":
+		return c.Ret < 0 || uint64(c.Ret)%mm.PageSize() == 0
+	case "brk":
+		return c.Ret < 0 || uint64(c.Ret) >= mm.PageSize()
+	}
+	return true
 }
 
 // rename moves the exec that thread old is in to thread tid, the leader,
@@ -304,7 +336,9 @@ func (c *Call) result(s string) error {
 }
 
 var errnos = func() map[string]syscall.Errno {
-	m := map[string]syscall.Errno{}
+	// Not errors but the kernel's word to itself to make the call again
+	// (include/linux/errno.h).
+	m := map[string]syscall.Errno{"ERESTARTSYS": 512, "ERESTARTNOINTR": 513, "ERESTARTNOHAND": 514, "ERESTART_RESTARTBLOCK": 516}
 	for e := syscall.Errno(1); e < 256; e++ {
 		if n := unix.ErrnoName(e); n != "" {
 			m[n] = e

@@ -35,13 +35,14 @@ func TestParseStrace(t *testing.T) {
 7  munmap(0x7f22cd0ab000, 0x87ab)    = 0
 7  munmap(0x1, 0x3)                  = -1 EINVAL (Invalid argument)
 7  mmap(0, 0x2000, 0x3, 0x22, 0xffffffff, 0) = 0x7f22cd0b2000
+7  exit_group(0)                     = ?
 7  +++ exited with 0 +++
 `, Log{7, map[int][]*Call{7: {
 			{TID: 7, Line: 1, Name: "execve", Args: []uint64{0x7ffe, 0x7fff, 0x8000}, Done: true},
 			{TID: 7, Line: 2, Name: "munmap", Args: []uint64{0x7f22cd0ab000, 0x87ab}, Done: true},
 			{TID: 7, Line: 3, Name: "munmap", Args: []uint64{1, 3}, Done: true, Ret: -22},
 			{TID: 7, Line: 4, Name: "mmap", Args: []uint64{0, 0x2000, 3, 0x22, 0xffffffff, 0}, Done: true, Ret: 0x7f22cd0b2000},
-			{TID: 7, Line: 5, Name: "exit", Done: true},
+			{TID: 7, Line: 6, Name: "exit", Done: true},
 		}}}},
 		{"threads interleaved", `7 clone3({flags=0x3d0f00, child_tid=0x7f, exit_signal=0, stack=0x7f00, stack_size=0x8000} <unfinished ...>
 8 munmap(0x1000, 0x2000 <unfinished ...>
@@ -54,7 +55,7 @@ func TestParseStrace(t *testing.T) {
 			7: {{TID: 7, Line: 1, Name: "clone3", Args: []uint64{0, 88}, CloneFlags: 0x3d0f00, Done: true, Ret: 8}},
 			8: {
 				{TID: 8, Line: 2, Name: "munmap", Args: []uint64{0x1000, 0x2000}, Done: true},
-				{TID: 8, Line: 5, Name: "madvise"},
+				{TID: 8, Line: 5, Name: "madvise", Doubtful: true},
 				{TID: 8, Line: 6, Name: "exit", Done: true},
 			},
 		}}},
@@ -80,25 +81,50 @@ func TestParseStrace(t *testing.T) {
 `, Log{7, map[int][]*Call{
 			7: {
 				{TID: 7, Line: 1, Name: "brk", Args: []uint64{0}, Done: true, Ret: 0x1000},
-				{TID: 7, Line: 3, Name: "munmap"},
+				{TID: 7, Line: 3, Name: "munmap", Doubtful: true},
 				{TID: 7, Line: 4, Name: "exit", Done: true},
 				{TID: 7, Line: 2, Name: "execve", Args: []uint64{1, 2, 3}, Done: true},
 			},
 			8: {},
 		}}},
+		{"to be made again", `7 clone(0x5100, 0, 0, 0, 0) = -1 ERESTARTNOINTR (Unknown error 513)
+7 clone(0x5100, 0, 0, 0, 0) = 0x8
+`, Log{7, map[int][]*Call{7: {
+			{TID: 7, Line: 1, Name: "clone", Args: []uint64{0x5100, 0, 0, 0, 0}, CloneFlags: 0x5100, Done: true, Ret: -513},
+			{TID: 7, Line: 2, Name: "clone", Args: []uint64{0x5100, 0, 0, 0, 0}, CloneFlags: 0x5100, Done: true, Ret: 8},
+		}}}},
 		{"vector", `7 process_madvise(3, [{iov_base=0x1000, iov_len=4096}, {iov_base=0x5000, iov_len=1}], 2, 0x4, 0) = 4097
 `, Log{7, map[int][]*Call{7: {{
 			TID: 7, Line: 1, Name: "process_madvise", Args: []uint64{3, 0, 2, 4, 0},
 			Iov: []mm.Range{{Start: 0x1000, End: 0x2000}, {Start: 0x5000, End: 0x5001}}, Done: true, Ret: 4097,
 		}}}}},
 		{"cut off by the end", `7 mmap(0, 0x1000, 0x3, 0x22, 0xffffffff, 0) = ?
-7 munmap(0x1000, 0x1000) = ? ERESTARTSYS (To be restarted if SA_RESTART is set)
+7 munmap(0x1000, 0x1000) = 0xb
+8 munmap(0x1000, 0x1000) = ? ERESTARTSYS (To be restarted if SA_RESTART is set)
 7 +++ exited with 0 +++
-`, Log{7, map[int][]*Call{7: {
-			{TID: 7, Line: 1, Name: "mmap", Args: []uint64{0, 0x1000, 3, 0x22, 0xffffffff, 0}},
-			{TID: 7, Line: 2, Name: "munmap", Args: []uint64{0x1000, 0x1000}},
-			{TID: 7, Line: 3, Name: "exit", Done: true},
-		}}}},
+8 ???( <unfinished ...>
+9 munmap(0x1000, 0x1000) = 0
+8 <... ??? resumed>) = ? <unavailable>
+9 exit(0 <unfinished ...>
+8 +++ exited with 0 +++
+9 <... exit resumed>) = ?
+9 +++ exited with 0 +++
+`, Log{7, map[int][]*Call{
+			7: {
+				{TID: 7, Line: 1, Name: "mmap", Args: []uint64{0, 0x1000, 3, 0x22, 0xffffffff, 0}},
+				{TID: 7, Line: 2, Name: "munmap", Args: []uint64{0x1000, 0x1000}, Done: true, Ret: 0xb, Doubtful: true},
+				{TID: 7, Line: 4, Name: "exit", Done: true},
+			},
+			8: {
+				{TID: 8, Line: 3, Name: "munmap", Args: []uint64{0x1000, 0x1000}},
+				{TID: 8, Line: 5, Name: "???", Doubtful: true},
+				{TID: 8, Line: 9, Name: "exit", Done: true},
+			},
+			9: {
+				{TID: 9, Line: 6, Name: "munmap", Args: []uint64{0x1000, 0x1000}, Done: true},
+				{TID: 9, Line: 11, Name: "exit", Done: true},
+			},
+		}}},
 		{"break of parent and child", `7 brk(0) = 0x10000
 7 clone(0x1200011, 0, 0, 0x7f00, 0 <unfinished ...>
 8 brk(0x12000) = 0x12000

@@ -237,25 +237,43 @@ static void heap(void)
 }
 
 #if defined(__x86_64__)
-static long compat(long nr, long a, long b, long c)
+static long compat(long nr, long a, long b, long c, long d, long e)
 {
 	long ret;
-	__asm__ volatile("int $0x80" : "=a"(ret) : "a"(nr), "b"(a), "c"(b), "d"(c) : "r8", "r9", "r10", "r11", "memory");
+	// The sixth argument would be in the frame pointer; nothing here needs it.
+	__asm__ volatile("int $0x80" : "=a"(ret) : "a"(nr), "b"(a), "c"(b), "d"(c), "S"(d), "D"(e) : "r8", "r9", "r10", "r11", "memory");
 	return (int)ret;
 }
 
 // The 32-bit way into the kernel, from a 64-bit program.
 static void legacy(void)
 {
-	enum { OLD_MUNMAP = 91, OLD_MPROTECT = 125, OLD_MADVISE = 219 };
-	long p = map_at(0, 8 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1);
+	enum {
+		OLD_MUNMAP = 91, OLD_MPROTECT = 125, OLD_MREMAP = 163, OLD_MMAP2 = 192, OLD_MADVISE = 219,
+		OLD_SHMAT = 397, OLD_SHMDT = 398,
+	};
+	long anon = MAP_PRIVATE | MAP_ANONYMOUS;
+	long p = map_at(0, 8 * page, PROT_READ | PROT_WRITE, anon | MAP_32BIT, -1);
 
 	if (p < 0 && p > -4096)
 		want(__LINE__, p, 0);
-	WANT(compat(OLD_MPROTECT, p, page, PROT_READ), 0);
-	WANT(compat(OLD_MADVISE, p, page, MADV_DONTNEED), 0);
-	WANT(compat(OLD_MUNMAP, p, 3 * page, 0), 0);
+	WANT(compat(OLD_MPROTECT, p, page, PROT_READ, 0, 0), 0);
+	WANT(compat(OLD_MADVISE, p, page, MADV_DONTNEED, 0, 0), 0);
+	WANT(compat(OLD_MADVISE, p, page, MADV_FREE, 0, 0), 0);
+	WANT(compat(OLD_MREMAP, p, 4 * page, 3 * page, 0, 0), p);
+	WANT(compat(OLD_MMAP2, p, page, PROT_READ, anon | MAP_FIXED, -1), p);
+	long q = compat(OLD_MMAP2, 0, page, PROT_READ, anon, -1) & 0xffffffff;
+	WANT(compat(OLD_MUNMAP, q, page, 0, 0, 0), 0);
+	WANT(compat(OLD_MREMAP, p + 4 * page, page, page, MREMAP_MAYMOVE | MREMAP_FIXED, p), p);
+	WANT(compat(OLD_MUNMAP, p, 3 * page, 0, 0, 0), 0);
+	WANT(compat(OLD_MUNMAP, p + 1, page, 0, 0, 0), -EINVAL);
 	WANT(unmap(p, 8 * page), 0);
+
+	long id = call(SYS_shmget, IPC_PRIVATE, 2 * page, 0600, 0, 0, 0);
+	long s = compat(OLD_SHMAT, id, 0, 0, 0, 0);
+	if (s != -ENOSYS) // there from 5.1
+		WANT(compat(OLD_SHMDT, s & 0xffffffff, 0, 0, 0, 0), 0);
+	WANT(call(SYS_shmctl, id, IPC_RMID, 0, 0, 0, 0), 0);
 }
 
 // int 0x80 is a fault where the kernel has no 32-bit system calls.
@@ -266,7 +284,7 @@ static void legacy_if_there(void)
 
 	if (child == 0) {
 		enum { OLD_GETPID = 20 };
-		_exit(compat(OLD_GETPID, 0, 0, 0) == getpid() ? 0 : 1);
+		_exit(compat(OLD_GETPID, 0, 0, 0, 0, 0) == getpid() ? 0 : 1);
 	}
 	WANT(waitpid(child, &status, 0), child);
 	if (status == 0)
@@ -346,7 +364,17 @@ static void *busy(void *arg)
 	return arg;
 }
 
-// die ends a process from one thread while others are in calls.
+// outlive goes on after the main thread.
+static void *outlive(void *arg)
+{
+	for (int i = 0; i < 50; i++)
+		unmap(map(2), 2 * page);
+	_exit(0);
+	return arg;
+}
+
+// die ends a process from one thread while others are in calls,
+// and another one by its main thread only.
 static void die(void)
 {
 	pid_t child = fork();
@@ -359,6 +387,15 @@ static void die(void)
 		for (int i = 0; i < 50; i++)
 			unmap(map(2), 2 * page);
 		_exit(0);
+	}
+	WANT(waitpid(child, &status, 0), child);
+	WANT(status, 0);
+
+	child = fork();
+	if (child == 0) {
+		pthread_t id;
+		pthread_create(&id, NULL, outlive, NULL);
+		call(SYS_exit, 0, 0, 0, 0, 0, 0);
 	}
 	WANT(waitpid(child, &status, 0), child);
 	WANT(status, 0);
@@ -386,7 +423,8 @@ int main(int argc, char **)
 	children();
 	die();
 
-	WANT(pthread_create(&id[0], NULL, exec_from_thread, NULL), 0);
+	WANT(pthread_create(&id[0], NULL, busy, NULL), 0);
+	WANT(pthread_create(&id[1], NULL, exec_from_thread, NULL), 0);
 	for (;;)
 		pause();
 }
