@@ -291,10 +291,14 @@ func (c coherent) acquire(r mm.Range) (uring.Buf, regcache.Ref[uring.Buf], error
 }
 
 const (
-	costLookups = 20000
-	costMunmaps = 64
-	costBatches = 100
+	lookupsPerBatch = 10000
+	lookupBatches   = 5
+	munmapsPerBatch = 64
+	munmapBatches   = 100
 )
+
+// lookupCost and munmapCost return the best batch, which is the one that other
+// processes disturbed least, in nanoseconds per call.
 
 // lookupCost measures hits of one live range.
 func lookupCost(c cache) (ns float64, err error) {
@@ -303,32 +307,25 @@ func lookupCost(c cache) (ns float64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, unmap(m)) }()
-	lookups := func(n int) error {
-		for range n {
+	best := math.Inf(1)
+	for range lookupBatches {
+		start := time.Now()
+		for range lookupsPerBatch {
 			_, ref, err := c.acquire(m)
 			if err != nil {
-				return err
+				return 0, err
 			}
 			ref.Release()
 		}
-		return nil
+		best = min(best, float64(time.Since(start))/lookupsPerBatch)
 	}
-	if err := lookups(1); err != nil {
-		return 0, err
-	}
-	start := time.Now()
-	if err := lookups(costLookups); err != nil {
-		return 0, err
-	}
-	return float64(time.Since(start)) / costLookups, nil
+	return best, nil
 }
 
-// munmapCost returns the best batch, which is the one that other processes
-// disturbed least, in nanoseconds per call.
 func munmapCost() (float64, error) {
 	best := math.Inf(1)
-	var ms [costMunmaps]mm.Range
-	for range costBatches {
+	var ms [munmapsPerBatch]mm.Range
+	for range munmapBatches {
 		for i := range ms {
 			m, err := mapAnywhere(1)
 			if err != nil {
@@ -342,7 +339,7 @@ func munmapCost() (float64, error) {
 				return 0, err
 			}
 		}
-		best = min(best, float64(time.Since(start))/costMunmaps)
+		best = min(best, float64(time.Since(start))/munmapsPerBatch)
 	}
 	return best, nil
 }
