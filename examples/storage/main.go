@@ -47,6 +47,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	listen := fs.String("listen", "127.0.0.1:0", "address to serve on")
 	path := fs.String("file", "", "file with the blocks (default: a temporary one)")
 	recycle := fs.Int("recycle", 8, "requests after which a connection frees its buffer; 0: never")
+	withFeed := fs.Bool("feed", true, "watch the address space; without, each request registers its buffer")
 	clients := fs.Int("clients", 4, "bench: connections")
 	requests := fs.Int("requests", 20000, "bench: requests of each")
 	if err := fs.Parse(args[1:]); err != nil {
@@ -56,7 +57,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("unknown command %q: want serve or bench", args[0])
 	}
 
-	w := openFeed()
+	w := feed.Dead()
+	if *withFeed {
+		w = openFeed()
+	}
 	st, err := open(w, *path)
 	if err != nil {
 		return errors.Join(err, w.Close())
