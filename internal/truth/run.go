@@ -419,7 +419,7 @@ func (r *Run) diskFile() int64 {
 		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 			r.err = errors.Join(r.err, err)
 		}
-		return r.must("open file", r.P.Syscall(unix.SYS_OPEN, r.path, unix.O_RDWR|unix.O_CLOEXEC, 0))
+		return r.must("open file", r.P.Syscall(unix.SYS_OPENAT, unix.AT_FDCWD, r.path, unix.O_RDWR|unix.O_CLOEXEC, 0))
 	}
 	r.fail("find a directory on a disk", unix.ENOENT)
 	return -1

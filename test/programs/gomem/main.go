@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime"
 	"runtime/debug"
 	"sync"
 	"syscall"
@@ -62,5 +63,6 @@ func churn(n int) error {
 			return fmt.Errorf("munmap: %w", err)
 		}
 	}
+	runtime.KeepAlive(keep)
 	return nil
 }
