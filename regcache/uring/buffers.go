@@ -147,22 +147,25 @@ func (r *Ring) findLate() error {
 	if err != nil {
 		return err
 	}
+	defer unix.Munmap(page)
 	start := mm.Addr(address(&page[0]))
 	b, err := r.register(mm.Range{Start: start, End: start + 1})
-	if err == nil {
-		err = r.deregister(b)
+	if err != nil {
+		return nil
 	}
-	if err == nil && r.stats.Releasing == 0 {
+	if err := r.deregister(b); err != nil {
+		return err
+	}
+	if r.stats.Releasing == 0 {
 		r.lateSteps = 0
 	}
-	return unix.Munmap(page)
+	return nil
 }
 
 // Deregister empties b's slot. Transfers in flight go on; the pages are
-// unpinned when the last of them is done, or later, see [Stats.Releasing].
-// It returns [ErrNotRegistered] if b
-// is not registered (any more), os.ErrClosed after Close. On any other error
-// b is still registered.
+// unpinned when the last of them is done, or later, see [Stats.Releasing]. It
+// returns [ErrNotRegistered] if b is not registered (any more), os.ErrClosed
+// after Close. On any other error b is still registered.
 func (r *Ring) Deregister(b Buf) error {
 	if err := r.deregister(b); err != nil {
 		return fmt.Errorf("deregister buffer %v: %w", b.rng, err)

@@ -208,7 +208,7 @@ func open(o Options, sparse bool) (_ *Ring, err error) {
 	}
 	r.stats.Slots = o.Slots
 	if err := r.findLate(); err != nil {
-		return nil, fmt.Errorf("map a page: %w", err)
+		return nil, fmt.Errorf("see when buffers are released: %w", err)
 	}
 	return r, nil
 }
