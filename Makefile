@@ -35,8 +35,7 @@ test:
 
 .PHONY: conform
 conform: build
-	@test -d internal/conform || { echo 'make conform: there is no internal/conform yet' >&2; exit 1; }
-	$(GO) run ./internal/conform/cmd/conform
+	$(GO) run ./internal/conform/cmd/conform $(CONFORM_FLAGS)
 
 .PHONY: bench
 bench:

@@ -8,13 +8,17 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <pthread.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <signal.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/ipc.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/shm.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -401,6 +405,32 @@ static void die(void)
 	WANT(status, 0);
 }
 
+// A child whose munmap is refused by seccomp.
+static void sandbox(void)
+{
+	struct sock_filter refuse[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_munmap, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = { sizeof(refuse) / sizeof(refuse[0]), refuse };
+	int status;
+
+	pid_t child = fork();
+	if (child == 0) {
+		long p = map(2);
+		WANT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+		WANT(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter), 0);
+		WANT(unmap(p, page), -EPERM);
+		WANT(*(volatile char *)p, 1); // still there
+		WANT(advise(p, page, MADV_DONTNEED), 0);
+		_exit(0);
+	}
+	WANT(waitpid(child, &status, 0), child);
+	WANT(status, 0);
+}
+
 int main(int argc, char **)
 {
 	page = sysconf(_SC_PAGESIZE);
@@ -421,6 +451,7 @@ int main(int argc, char **)
 	for (int i = 0; i < 4; i++)
 		WANT(pthread_join(id[i], NULL), 0);
 	children();
+	sandbox();
 	die();
 
 	WANT(pthread_create(&id[0], NULL, busy, NULL), 0);
