@@ -24,7 +24,7 @@ import (
 // Impl is a way of making the calls.
 type Impl struct {
 	Name    string
-	Preload string // LD_PRELOAD of the program; empty for none
+	Preload string // LD_PRELOAD of the program, a path; empty for none
 	program string
 }
 
@@ -36,10 +36,19 @@ func Impls() []Impl {
 		{Name: "libc", program: "libc"},
 		{Name: "direct", program: "direct"},
 		{Name: "go", program: "go"},
-		{Name: "jemalloc", program: "libc", Preload: "libjemalloc.so.2"},
-		{Name: "tcmalloc", program: "libc", Preload: "libtcmalloc.so.4"},
-		{Name: "mimalloc", program: "libc", Preload: "libmimalloc.so.2.0"},
+		{Name: "jemalloc", program: "libc", Preload: library("libjemalloc.so.2")},
+		{Name: "tcmalloc", program: "libc", Preload: library("libtcmalloc.so.4")},
+		{Name: "mimalloc", program: "libc", Preload: library("libmimalloc.so.*")},
 	}
+}
+
+// library returns the path of an installed library, or what was looked for.
+func library(pattern string) string {
+	pattern = "/usr/lib/*/" + pattern
+	if found, _ := filepath.Glob(pattern); len(found) > 0 {
+		return found[0]
+	}
+	return pattern
 }
 
 // Programs are the built programs of package ops.
@@ -116,7 +125,7 @@ func (b *Programs) Start(impl Impl) (*Proc, error) {
 	if p.err == nil && impl.Preload != "" {
 		// The loader only complains about an object that it cannot preload.
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", p.PID()))
-		if stem, _, _ := strings.Cut(impl.Preload, ".so"); err == nil && !bytes.Contains(maps, []byte(stem)) {
+		if stem, _, _ := strings.Cut(filepath.Base(impl.Preload), ".so"); err == nil && !bytes.Contains(maps, []byte(stem)) {
 			p.err = fmt.Errorf("%s is not loaded: is it installed?", impl.Preload)
 		}
 	}

@@ -22,8 +22,8 @@ type Ring struct {
 	p      *Proc
 	fd     int64
 	poll   bool
-	rings  mm.Addr // both queues
-	sqes   mm.Addr
+	rings  mm.Range // both queues
+	sqes   mm.Range
 	source mm.Addr // view of the file that transfers read
 	file   int64
 	tail   uint32
@@ -82,16 +82,16 @@ func (p *Proc) newRing(flags uint64) (*Ring, error) {
 	r.off.sqTail, r.off.cqHead, r.off.cqTail, r.off.cqes = at(sq+4), at(cq), at(cq+4), at(cq+20)
 	array := at(sq + 24)
 	size := max(r.off.cqes+2*ringEntries*16, array+ringEntries*4)
-	shared := func(length, offset uint64) mm.Addr {
+	shared := func(length, offset uint64) mm.Range {
 		a := p.Syscall(unix.SYS_MMAP, 0, length, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE, r.fd, offset)
 		if a < 0 && p.err == nil {
 			p.err = fmt.Errorf("map io_uring: %w", unix.Errno(-a))
 		}
-		return mm.Addr(a)
+		return mm.Range{Start: mm.Addr(a), End: mm.Addr(a) + mm.Addr(length)}
 	}
 	r.rings, r.sqes = shared(uint64(size), 0), shared(ringEntries*64, uringOffSQEs)
 	for i := range mm.Addr(ringEntries) {
-		p.Poke(4, r.rings+mm.Addr(array)+4*i, uint64(i))
+		p.Poke(4, r.rings.Start+mm.Addr(array)+4*i, uint64(i))
 	}
 	if r.poll {
 		return r, p.err
@@ -111,6 +111,14 @@ func (p *Proc) newRing(flags uint64) (*Ring, error) {
 	}
 	r.source = mm.Addr(a)
 	return r, p.err
+}
+
+// close ends a ring without buffers.
+func (r *Ring) close() {
+	for _, m := range []mm.Range{r.rings, r.sqes} {
+		r.p.Syscall(unix.SYS_MUNMAP, m.Start, m.Len())
+	}
+	r.p.Syscall(unix.SYS_CLOSE, r.fd)
 }
 
 // Register registers the bytes of b as the buffer of slot, in place of the
@@ -156,10 +164,10 @@ func (r *Ring) submit(op, flags uint64, fd int64, offset uint64, at mm.Addr, len
 	if p.err != nil {
 		return -int64(unix.EIO)
 	}
-	sqe := r.sqes + mm.Addr(r.tail%ringEntries)*64
+	sqe := r.sqes.Start + mm.Addr(r.tail%ringEntries)*64
 	p.Poke(8, sqe, op|flags<<8|uint64(uint32(fd))<<32, offset, uint64(at), length|opFlags<<32, 0, buffer, 0, 0)
 	r.tail++
-	p.Poke(4, r.rings+mm.Addr(r.off.sqTail), uint64(r.tail))
+	p.Poke(4, r.rings.Start+mm.Addr(r.off.sqTail), uint64(r.tail))
 	enter := uint64(uringEnterGetEvents)
 	if r.poll {
 		enter |= uringEnterSQWakeup
@@ -169,7 +177,7 @@ func (r *Ring) submit(op, flags uint64, fd int64, offset uint64, at mm.Addr, len
 		if e := p.Syscall(unix.SYS_IO_URING_ENTER, r.fd, submit, 1, enter, 0, 0); e < 0 && e != -int64(unix.EINTR) {
 			return e
 		}
-		tail := uint32(p.Peek(r.rings+mm.Addr(r.off.cqTail), 1)[0])
+		tail := uint32(p.Peek(r.rings.Start+mm.Addr(r.off.cqTail), 1)[0])
 		if p.err != nil {
 			return -int64(unix.EIO)
 		}
@@ -177,8 +185,8 @@ func (r *Ring) submit(op, flags uint64, fd int64, offset uint64, at mm.Addr, len
 			break
 		}
 	}
-	cqe := p.Peek(r.rings+mm.Addr(r.off.cqes+r.head%(2*ringEntries)*16), 2)
+	cqe := p.Peek(r.rings.Start+mm.Addr(r.off.cqes+r.head%(2*ringEntries)*16), 2)
 	r.head++
-	p.Poke(4, r.rings+mm.Addr(r.off.cqHead), uint64(r.head))
+	p.Poke(4, r.rings.Start+mm.Addr(r.off.cqHead), uint64(r.head))
 	return int64(int32(cqe[1]))
 }

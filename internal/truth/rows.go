@@ -612,7 +612,7 @@ func (r *Run) uringMadvise(setup, flags uint64) int64 {
 	ring, err := r.P.Ring()
 	if setup != 0 {
 		if ring, err = r.P.newRing(setup); err == nil {
-			defer r.P.Syscall(unix.SYS_CLOSE, ring.fd)
+			defer ring.close()
 		}
 	}
 	if err != nil {

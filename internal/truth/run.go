@@ -109,13 +109,13 @@ var seeds uint64 // a fresh pattern per run; rows are not run concurrently
 // Setup makes the row's memory in the program and fills it with a pattern.
 func (row *Row) Setup(p *Proc) (*Run, error) {
 	seeds++
-	r := &Run{Row: row, P: p, Unit: uint64(os.Getpagesize()), Pages: 8, file: -1, seed: seeds * 8, pipe: [2]int64{-1, -1}}
+	r := &Run{Row: row, P: p, Unit: uint64(os.Getpagesize()), Pages: 8, file: -1, seed: seeds * 64, pipe: [2]int64{-1, -1}}
+	if _, err := p.Ring(); err != nil { // its own mappings must not get into holes that a row makes
+		return nil, fmt.Errorf("set up %s: %w", row.Name, err)
+	}
 	if row.Memory == HugetlbAnon || row.Memory == HugetlbShared {
 		r.Unit, r.Pages = hugePage, 4
 		r.reserveHugePages(4 * r.Pages)
-	}
-	if _, err := p.Ring(); err != nil { // its own mappings must not get into holes that a row makes
-		return nil, fmt.Errorf("set up %s: %w", row.Name, err)
 	}
 	const rw = unix.PROT_READ | unix.PROT_WRITE
 	r.reserve()
@@ -147,7 +147,7 @@ func (row *Row) Setup(p *Proc) (*Run, error) {
 		if row.Memory == Huge {
 			r.must("advise huge pages", p.Syscall(unix.SYS_MADVISE, r.Base, hugePage, unix.MADV_HUGEPAGE))
 		}
-		p.Fill(r.Base, hugePage, 1, r.seed)
+		r.fill(hugePage / int(r.Unit))
 		if row.Memory == Huge && !r.hasHugePage() {
 			r.fail("get a transparent huge page (/sys/kernel/mm/transparent_hugepage/enabled must not be never)", unix.ENOMEM)
 		}
@@ -177,7 +177,7 @@ func (row *Row) Setup(p *Proc) (*Run, error) {
 	switch row.Memory {
 	case AnonReadOnly, FileReadOnly, Driver, Nothing:
 	default:
-		p.Fill(r.Base, r.Unit, r.Pages, r.seed)
+		r.fill(r.Pages)
 	}
 	if row.Prepare != nil && r.err == nil {
 		row.Prepare(r)
@@ -297,7 +297,7 @@ func (r *Run) Unregister() error {
 func (r *Run) Teardown() error {
 	p := r.P
 	err := r.Unregister()
-	if !r.Moved.Empty() {
+	if !r.area.Contains(r.Moved) {
 		p.Syscall(unix.SYS_MUNMAP, r.Moved.Start, r.Moved.Len())
 	}
 	if !r.area.Empty() {
@@ -320,6 +320,13 @@ func (r *Run) Teardown() error {
 	return errors.Join(err, p.err)
 }
 
+// fill writes the pattern to n pages, if they could be made at all.
+func (r *Run) fill(n int) {
+	if r.failed() == nil {
+		r.P.Fill(r.Base, r.Unit, n, r.seed)
+	}
+}
+
 func (r *Run) failed() error { return errors.Join(r.err, r.P.err) }
 
 func (r *Run) fail(doing string, errno unix.Errno) {
@@ -337,7 +344,7 @@ func (r *Run) must(doing string, ret int64) int64 {
 }
 
 // reserve takes addresses around the buffer, so that nothing else of the
-// program gets in: 16 pages in front and 40 behind.
+// program gets in: at least 16 pages in front and 40 behind.
 func (r *Run) reserve() {
 	if r.Row.Memory == Heap {
 		return
@@ -470,11 +477,7 @@ func (r *Run) reserveHugePages(n int) {
 		r.err = errors.Join(r.err, fmt.Errorf("reserve huge pages: %w", err))
 		return
 	}
-	lock, err := os.OpenFile(filepath.Join(os.TempDir(), "ummu-truth.lock"), os.O_CREATE|os.O_RDWR, 0o600)
-	if err == nil {
-		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX)
-	}
-	if err != nil {
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX); err != nil {
 		r.err = errors.Join(r.err, fmt.Errorf("reserve huge pages: %w", err), f.Close())
 		return
 	}
@@ -489,7 +492,7 @@ func (r *Run) reserveHugePages(n int) {
 		// Pages whose unpinning is still under way are given back when it is
 		// through: the kernel counts them as surplus until then.
 		_, err := f.WriteAt(fmt.Appendln(nil, before), 0)
-		return errors.Join(err, f.Close(), lock.Close())
+		return errors.Join(err, f.Close())
 	})
 	for range 50 {
 		if _, err := f.WriteAt(fmt.Appendln(nil, before+n), 0); err != nil {
@@ -501,5 +504,5 @@ func (r *Run) reserveHugePages(n int) {
 		}
 		time.Sleep(10 * time.Millisecond) // memory that is being compacted
 	}
-	r.fail(fmt.Sprintf("reserve %d huge pages in %s", n, name), unix.ENOMEM)
+	r.fail(fmt.Sprintf("reserve %d huge pages by %s", n, name), unix.ENOMEM)
 }
