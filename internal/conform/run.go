@@ -308,7 +308,7 @@ func gitRepository(ctx context.Context, work string) error {
 		if err := build(ctx, origin, "git", "add", "-A"); err != nil {
 			return err
 		}
-		if err := build(ctx, origin, "git", "-c", "user.name=conform", "-c", "user.email=conform@localhost",
+		if err := build(ctx, origin, "git", "-c", "user.name=conform", "-c", "user.email=conform@localhost", "-c", "commit.gpgsign=false",
 			"commit", "-q", "-m", fmt.Sprintf("commit %d", i)); err != nil {
 			return err
 		}
