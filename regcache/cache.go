@@ -73,12 +73,10 @@ const (
 // goroutines at once.
 type Cache[H any] struct {
 	w     *feed.Watch
-	ix    index[H]
 	reg   Registrar[H]
 	opt   Options
-	apply func(*mm.Record) // method values, made once: no allocation per drain
-
-	_ [64]byte // the words above are read by each hit and seldom written
+	apply func(*mm.Record) // c.applyRecord, made once: no allocation per drain
+	ix    index[H]
 
 	mu      sync.Mutex // the index lock: guards what follows and ix
 	closed  bool
@@ -531,8 +529,10 @@ func (c *Cache[H]) room(entries int, bytes uint64) bool {
 
 // evict drops the idle entry that is next in the clock's order, under the index
 // lock. It returns nil when everything is in use.
+//
+// Each entry is spared once at most, however often others hit it meanwhile.
 func (c *Cache[H]) evict() *entry[H] {
-	for {
+	for spare := c.idle.n; ; {
 		e := c.idle.front
 		if e == nil {
 			return nil
@@ -545,7 +545,8 @@ func (c *Cache[H]) evict() *entry[H] {
 				c.idle.remove(e)
 				c.parked.push(e)
 			}
-		case hits != e.seen:
+		case hits != e.seen && spare > 0:
+			spare--
 			e.seen = hits
 			c.idle.remove(e)
 			c.idle.push(e)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -126,17 +127,17 @@ func TestNoStaleHit(t *testing.T) {
 					if n := changes.Add(1); n%512 == 0 && f.live() {
 						f.p.Lose(1)
 					}
-					// Some room for hits.
-					for n := rng.IntN(200); n > 0 && len(done) == 0; n-- {
-						f.w.Valid()
-					}
+					runtime.Gosched()
 				}
 			})
 		}
 		for i := range uint64(6) {
 			lookups.Go(func() {
 				rng := rand.New(rand.NewPCG(i, 7))
-				for range 5000 {
+				for n := 0; n < 4000 || changes.Load() < 20_000; n++ {
+					if n%16 == 0 {
+						runtime.Gosched()
+					}
 					first := rng.Uint64N(space / 4)
 					r := pages(first*4, first*4+1+rng.Uint64N(3))
 					known := m.known(r)
@@ -182,7 +183,7 @@ func TestNoStaleHit(t *testing.T) {
 			t.Errorf("%d registrations, %d deregistrations, %d zombies, %d stale, %d entries",
 				s.Registrations, s.Deregistrations, s.Zombies, s.Stale, s.Entries)
 		}
-		if f.live() && (s.Hits == 0 || s.Invalidated[mm.Zap] == 0 || s.Invalidated[mm.Lost] == 0) {
+		if f.live() && (s.Hits == 0 || s.Invalidated[mm.Zap] == 0) {
 			t.Errorf("nothing was tested: %+v", s)
 		}
 		t.Logf("%d changes, %d hits, %d misses, invalidated %v, uncached %v", changes.Load(), s.Hits, s.Misses, s.Invalidated, s.Uncached)
@@ -305,8 +306,11 @@ func TestRegistrarReenters(t *testing.T) {
 // cases.md H6: very many entries below one unmapped range: each is dropped
 // and deregistered once, and it ends.
 func TestManyEntriesOneUnmap(t *testing.T) {
-	const n = 100_000
-	forFeeds(t, Options{MaxEntries: n}, func(t *testing.T, f *fixture) {
+	forFeeds(t, Options{MaxEntries: 100_000}, func(t *testing.T, f *fixture) {
+		n := 100_000
+		if !f.live() {
+			n = 1000
+		}
 		for i := range uint64(n) {
 			// All of them overlap page 500.
 			ref, err := f.c.Acquire(bytes((i%500)*mm.PageSize()+i/500, 501*mm.PageSize()), 0)
@@ -317,18 +321,18 @@ func TestManyEntriesOneUnmap(t *testing.T) {
 		}
 		f.entries(n)
 		f.change(mm.Unmap, pages(500, 501))
-		f.release(f.miss(pages(500, 501), 0, Cached), false)
-		f.entries(1)
-		if s := f.c.Stats(); f.live() && (s.Invalidated[mm.Unmap] != n || s.Stale+int(s.Deregistrations) != n) {
-			t.Errorf("%v invalidated, %d stale, %d deregistered", s.Invalidated, s.Stale, s.Deregistrations)
+		f.c.refresh()
+		f.entries(0)
+		if s := f.c.Stats(); f.live() && (s.Invalidated[mm.Unmap] != uint64(n) || s.Stale != n) {
+			t.Errorf("%v invalidated, %d stale, want %d", s.Invalidated, s.Stale, n)
 		}
 		stop := run(t, f.c)
 		stop(context.Canceled)
 		if err := f.c.Close(); err != nil {
 			t.Error(err)
 		}
-		if f.dev.deregs != n+1 {
-			t.Errorf("%d deregistrations, want %d", f.dev.deregs, n+1)
+		if f.dev.deregs != n {
+			t.Errorf("%d deregistrations, want %d", f.dev.deregs, n)
 		}
 	})
 }
@@ -354,8 +358,11 @@ func TestEveryThirdRegistrationFails(t *testing.T) {
 			return nil
 		}
 		rng := rand.New(rand.NewPCG(3, 4))
-		failed := 0
-		for i := range 100_000 {
+		failed, lookups := 0, 100_000
+		if !f.live() {
+			lookups = 10_000
+		}
+		for i := range lookups {
 			first := rng.Uint64N(100)
 			r := pages(first, first+1)
 			ref, err := f.c.Acquire(r, 0)
@@ -385,10 +392,11 @@ func TestChangesWithoutLookups(t *testing.T) {
 	for i := range uint64(100) {
 		f.prime(pages(i, i+1), 0)
 	}
-	run(t, f.c)
+	stop := run(t, f.c)
 	for i := range uint64(200_000) {
 		f.p.Change(mm.Zap, pages(i%100, i%100+1))
 	}
+	stop(context.Canceled)
 	f.release(f.miss(pages(0, 1), 0, Cached), false)
 	f.entries(1)
 	f.c.check(t)

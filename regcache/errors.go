@@ -64,7 +64,7 @@ type Use struct {
 // made, or could not be deregistered.
 type InUseError struct {
 	Uses    []Use   // deregistered at their last Release
-	Pending int     // Acquire calls in flight; what they register is deregistered, they return ErrClosed
+	Pending int     // calls of the Registrar in flight; what Acquire registers now is deregistered at once
 	Zombies []error // what Deregister returned, one per registration it failed for
 }
 
@@ -83,7 +83,7 @@ func (e *InUseError) Error() string {
 		fmt.Fprintf(&s, "%s%v (%v, %d references)", sep, u.Range, u.Access, u.Refs)
 	}
 	if e.Pending > 0 {
-		fmt.Fprintf(&s, "; %d being made", e.Pending)
+		fmt.Fprintf(&s, "; %d being made or ended", e.Pending)
 	}
 	if n := len(e.Zombies); n > 0 {
 		fmt.Fprintf(&s, "; %d not deregistered, last: %v", n, e.Zombies[n-1])

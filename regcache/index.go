@@ -22,6 +22,9 @@ import (
 // All methods but [index.exact] need the index lock.
 type index[H any] struct {
 	table atomic.Pointer[table[H]]
+
+	_ [64]byte // each hit reads table; the rest is written by misses
+
 	n     int    // entries in the table
 	bytes uint64 // pages they pin, in bytes
 	trees [accessValues + 1]*entry[H]

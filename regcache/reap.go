@@ -188,7 +188,9 @@ func (c *Cache[H]) drainLoop(ctx context.Context) {
 // Close empties the cache and deregisters what is idle. If something is still
 // in use it returns an [*InUseError] that lists it; that is deregistered at
 // its last Release, and deregistrations that failed can be retried by calling
-// Close again. Acquire fails from now on. Close may be called more than once.
+// Close again. Close does not wait for calls of the Registrar that other threads
+// are in, Run for one: stop those first, or see them in the error. Acquire
+// fails from now on. Close may be called more than once.
 func (c *Cache[H]) Close() error {
 	c.mu.Lock()
 	if !c.closed {
@@ -210,7 +212,8 @@ func (c *Cache[H]) Close() error {
 
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	left := &InUseError{Pending: c.pending}
+	live := int(c.count.registrations - c.count.deregistrations)
+	left := &InUseError{Pending: max(c.pending, live-c.orphans.n-c.zombies.n)}
 	for e := c.orphans.front; e != nil; e = e.next {
 		left.Uses = append(left.Uses, Use{e.span(), e.access, int(e.state.Load() & refMask)})
 	}
