@@ -6,7 +6,7 @@ DESTDIR ?=
 
 .PHONY: help
 help:
-	@echo 'make demo          build ummufeed and watch a real program change its memory'
+	@echo 'make demo          stale transfers without the feed, none with it'
 	@echo 'make test          set up what is missing, then every test, with the race detector'
 	@echo 'make conform       real programs, compared call by call with strace'
 	@echo 'make bench         benchmarks, and the cost for a process nobody watches'
@@ -24,7 +24,7 @@ build:
 demo:
 	@scripts/setup demo
 	@$(MAKE) --no-print-directory build
-	bin/ummufeed run -- git --version
+	bin/ummufeed demo
 
 # No test skips: one that cannot get what it needs (BPF, io_uring) fails.
 .PHONY: test
