@@ -35,9 +35,10 @@ type Stream struct {
 	missed atomic.Uint64 // calls that a hook missed, from the miss counters
 	doubt  atomic.Uint64 // failures to tell the kernel side about misses
 
-	deadline atomic.Pointer[time.Time]
-	closing  sync.Once
-	closeErr error
+	deadline  atomic.Pointer[time.Time]
+	flushLost atomic.Uint64 // of the status page, when Flush was called
+	closing   sync.Once
+	closeErr  error
 
 	// owned by Read
 	raw     ringbuf.Record
@@ -95,12 +96,21 @@ func (s *Stream) Read(rec *mm.Record) error {
 			s.flushed = false
 			return ErrFlushed
 		}
-		wait := time.Now().Add(lossInterval)
-		user := s.deadline.Load()
-		if user != nil && user.Before(wait) {
-			wait = *user
+		// a loss up to here is behind every record that is not there by
+		// the time the ring is found empty
+		total := s.lost
+		if s.raw.Remaining == 0 {
+			total = atomic.LoadUint64(&s.status.Lost)
+			now := time.Now()
+			wait := now.Add(lossInterval)
+			if total > s.lost || s.misses() {
+				wait = now // only look
+			}
+			if user := s.deadline.Load(); user != nil && user.Before(wait) {
+				wait = *user
+			}
+			s.reader.SetDeadline(wait)
 		}
-		s.reader.SetDeadline(wait)
 		err := s.reader.ReadInto(&s.raw)
 		switch {
 		case err == nil:
@@ -122,18 +132,16 @@ func (s *Stream) Read(rec *mm.Record) error {
 			return nil
 		case errors.Is(err, ringbuf.ErrFlushed):
 			s.flushed = true
+			total = max(total, s.flushLost.Load())
 		case errors.Is(err, os.ErrDeadlineExceeded):
 		case errors.Is(err, os.ErrClosed):
 			return os.ErrClosed
 		default:
 			return fmt.Errorf("read ring: %w", err)
 		}
-		if total := atomic.LoadUint64(&s.status.Lost); total > s.lost || s.misses() {
-			// the ring was empty after the loss
-			if s.reader.AvailableBytes() == 0 {
-				s.lose(rec, total)
-				return nil
-			}
+		if total > s.lost || s.misses() {
+			s.lose(rec, total)
+			return nil
 		}
 		if user := s.deadline.Load(); user != nil && !s.flushed && !time.Now().Before(*user) {
 			return os.ErrDeadlineExceeded
@@ -169,6 +177,7 @@ func (s *Stream) SetDeadline(d time.Time) {
 // Flush makes Read return [ErrFlushed] once it has delivered everything that
 // was recorded before Flush was called.
 func (s *Stream) Flush() error {
+	s.flushLost.Store(atomic.LoadUint64(&s.status.Lost))
 	if err := s.reader.Flush(); err != nil {
 		return fmt.Errorf("flush ring: %w", err)
 	}
