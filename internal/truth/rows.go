@@ -10,6 +10,8 @@
 package truth
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"slices"
 
@@ -180,6 +182,12 @@ var Rows = []Row{
 	{Name: "mmap-fixed-bad-file", Want: none8, Errnos: []unix.Errno{unix.EBADF}, May: []mm.Kind{mm.Replace}, Act: func(r *Run) int64 {
 		return r.P.Syscall(unix.SYS_MMAP, r.Page(3), r.bytes(2), prot, unix.MAP_PRIVATE|unix.MAP_FIXED, -1, 0)
 	}},
+	{Name: "mmap-fixed-refused-by-driver", Want: "..UUUU..", Errnos: einval(), // by the time the driver refuses, the old pages are gone
+		Records: one(mm.Replace, 2, 6), Act: func(r *Run) int64 {
+			fd := r.event()
+			defer r.P.Syscall(unix.SYS_CLOSE, fd)
+			return r.P.Syscall(unix.SYS_MMAP, r.Page(2), r.bytes(4), prot, unix.MAP_SHARED|unix.MAP_FIXED, fd, 0) // not one page and a power of two
+		}},
 	{Name: "mmap-hint", Want: none8, Act: func(r *Run) int64 { // a hint at used addresses: goes elsewhere
 		at := r.must("map", r.P.Syscall(unix.SYS_MMAP, r.Base, r.bytes(8), prot, anon, -1, 0))
 		return r.P.Syscall(unix.SYS_MUNMAP, at, r.bytes(8))
@@ -294,6 +302,16 @@ var Rows = []Row{
 	{Name: "mremap-away", Want: gone8, Records: []Expect{{Kind: mm.Move, At: Span{0, 8}, To: true}}, Act: func(r *Run) int64 {
 		return r.moved(r.mremap(8, 8, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Page(24)), 8)
 	}},
+	{Name: "mremap-away-mappings", Want: gone8, Records: []Expect{{Kind: mm.Move, At: Span{0, 8}, To: true}}, // several at once: from 6.17
+		Prepare: func(r *Run) { r.must("advise", r.madvise(3, 2, unix.MADV_DONTDUMP)) }, Act: func(r *Run) int64 {
+			return r.moved(r.mremap(8, 8, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Page(24)), 8)
+		}},
+	{Name: "mremap-away-in-part", Want: "UUUU....", Errnos: []unix.Errno{unix.EFAULT}, // the mappings in front of a userfaultfd's have gone by then
+		Records: []Expect{{Kind: mm.Move, At: Span{0, 4}, Within: Span{0, 8}}}, Prepare: func(r *Run) {
+			r.file = r.userfault(Span{4, 8}, 0, uffdModeMissing)
+		}, Act: func(r *Run) int64 {
+			return r.mremap(8, 8, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Page(24))
+		}},
 	{Name: "mremap-grow-in-place", Want: none8, Records: one(mm.Map, 8, 12), Prepare: func(r *Run) { r.munmap(8, 8) }, Act: func(r *Run) int64 {
 		return r.mremap(8, 12, 0, 0)
 	}},
@@ -313,6 +331,14 @@ var Rows = []Row{
 	}, Act: func(r *Run) int64 {
 		return r.P.Syscall(unix.SYS_MREMAP, r.Page(24), r.bytes(8), r.bytes(8), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Base)
 	}},
+	{Name: "mremap-onto-refused", Want: gone8, Errnos: []unix.Errno{unix.ENOMEM}, // the destination is cleared first
+		Records: []Expect{{Kind: mm.Replace, At: Span{0, 8}, Within: Span{0, 16}, Onto: true}}, Prepare: func(r *Run) {
+			r.munmap(8, 8)
+			r.mmap(24, 16, prot, anon, -1)
+		}, Act: func(r *Run) int64 {
+			defer r.limitSpace()()
+			return r.P.Syscall(unix.SYS_MREMAP, r.Page(24), r.bytes(16), r.bytes(16), unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED|unix.MREMAP_DONTUNMAP, r.Base)
+		}},
 	{Name: "mremap-copy", Memory: MemfdShared, Want: none8, Act: func(r *Run) int64 { // of old size 0: a second mapping
 		at := r.must("copy", r.mremap(0, 8, unix.MREMAP_MAYMOVE, 0))
 		return r.P.Syscall(unix.SYS_MUNMAP, at, r.bytes(8))
@@ -644,6 +670,32 @@ func (r *Run) directWrite(i, n int) int64 {
 		r.err = err
 	}
 	return 0
+}
+
+// limitSpace keeps the program's address space from growing by more than a
+// page until the function it returns is called.
+func (r *Run) limitSpace() (lift func()) {
+	var pages uint64
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", r.P.PID()))
+	if err == nil {
+		_, err = fmt.Sscan(string(b), &pages)
+	}
+	var old unix.Rlimit
+	if err == nil {
+		err = unix.Prlimit(r.P.PID(), unix.RLIMIT_AS, nil, &old)
+	}
+	if err == nil {
+		err = unix.Prlimit(r.P.PID(), unix.RLIMIT_AS, &unix.Rlimit{Cur: (pages + 1) * r.Unit, Max: old.Max}, nil)
+	}
+	if err != nil {
+		r.err = errors.Join(r.err, fmt.Errorf("limit address space: %w", err))
+		return func() {}
+	}
+	return func() {
+		if err := unix.Prlimit(r.P.PID(), unix.RLIMIT_AS, &old, nil); err != nil {
+			r.err = errors.Join(r.err, fmt.Errorf("lift limit of address space: %w", err))
+		}
+	}
 }
 
 // The requests of userfaultfd (linux/userfaultfd.h).

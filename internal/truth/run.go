@@ -163,12 +163,7 @@ func (row *Row) Setup(p *Proc) (*Run, error) {
 		r.file = r.diskFile()
 		r.mmap(0, r.Pages, rw, unix.MAP_PRIVATE, r.file)
 	case Driver:
-		attr := p.scratch + scratchVector
-		words := make([]uint64, 16)
-		words[0] = unix.PERF_TYPE_SOFTWARE | uint64(len(words))*8<<32
-		words[1] = unix.PERF_COUNT_SW_DUMMY
-		p.Poke(8, attr, words...)
-		r.file = r.must("open event", p.Syscall(unix.SYS_PERF_EVENT_OPEN, attr, 0, -1, -1, unix.PERF_FLAG_FD_CLOEXEC))
+		r.file = r.event()
 		r.Pages = 2 // the event's own page and one of data
 		r.mmap(0, r.Pages, rw, unix.MAP_SHARED, r.file)
 	case Nothing:
@@ -396,6 +391,16 @@ func (r *Run) memfd(flags int) int64 {
 	fd := r.must("create memfd", r.P.Syscall(unix.SYS_MEMFD_CREATE, "truth", unix.MFD_CLOEXEC|flags))
 	r.must("size memfd", r.P.Syscall(unix.SYS_FTRUNCATE, fd, r.bytes(2*r.Pages)))
 	return fd
+}
+
+// event opens a perf event that counts nothing, for its driver mapping.
+func (r *Run) event() int64 {
+	attr := r.P.scratch + scratchVector
+	words := make([]uint64, 16)
+	words[0] = unix.PERF_TYPE_SOFTWARE | uint64(len(words))*8<<32
+	words[1] = unix.PERF_COUNT_SW_DUMMY
+	r.P.Poke(8, attr, words...)
+	return r.must("open event", r.P.Syscall(unix.SYS_PERF_EVENT_OPEN, attr, 0, -1, -1, unix.PERF_FLAG_FD_CLOEXEC))
 }
 
 // segment makes a System V segment of the buffer's size.
