@@ -21,8 +21,7 @@ import (
 // child is a program that this one started. It and all its descendants are
 // this program's to wait for: orphans come to us, not to init.
 type child struct {
-	pid      int
-	released bool
+	pid int
 
 	mu     sync.Mutex
 	status unix.WaitStatus // guarded by mu
@@ -89,7 +88,6 @@ func (c *child) release() error {
 	if err := unix.PtraceDetach(c.pid); err != nil {
 		return fmt.Errorf("let process %d run: %w", c.pid, err)
 	}
-	c.released = true
 	return nil
 }
 
@@ -140,19 +138,29 @@ func (c *child) code() int {
 	return c.status.ExitStatus()
 }
 
-// signal passes a signal on: to everything the program started, as a terminal
+// passOn passes a signal on to everything this program started, as a terminal
 // does. What a terminal has delivered already is not delivered twice.
-func (c *child) signal(sig syscall.Signal) {
+func passOn(sig syscall.Signal) {
 	if (sig == unix.SIGINT || sig == unix.SIGQUIT) && inForeground() {
 		return
 	}
-	for _, pid := range descendants(os.Getpid()) {
-		unix.Kill(pid, sig)
+	// A child born during the scan is not in it, and its parent has forked
+	// before the signal came. So again, until nobody is new.
+	told := map[int]bool{}
+	for again := true; again; {
+		again = false
+		for _, pid := range descendants(os.Getpid()) {
+			if !told[pid] {
+				told[pid], again = true, true
+				unix.Kill(pid, sig)
+			}
+		}
 	}
 }
 
-// kill ends the program and its descendants, those born meanwhile too.
-func (c *child) kill() {
+// killDescendants ends everything this program started, what is born meanwhile
+// too.
+func killDescendants() {
 	for range 100 {
 		pids := descendants(os.Getpid())
 		if len(pids) == 0 {

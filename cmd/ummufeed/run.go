@@ -181,6 +181,18 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	}
 	meta.Command = argv
 
+	// Before the start: a signal that this program was started to ignore (a
+	// background job's SIGINT) would stay ignored in the other one.
+	var first atomic.Int32
+	stop := onInterrupt(func(sig syscall.Signal) {
+		if first.CompareAndSwap(0, int32(sig)) {
+			passOn(sig)
+		} else {
+			killDescendants()
+		}
+	})
+	defer stop()
+
 	// ptrace belongs to one thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -200,15 +212,10 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 		return err
 	}
 	se := &session{sources: []source{st}, view: newView(&f.filter, sk, meta.Tier)}
-	var signals atomic.Int32
-	stop := onInterrupt(func(sig syscall.Signal) {
-		if signals.Add(1) == 1 {
-			c.signal(sig)
-		} else {
-			c.kill()
-		}
-	})
-	defer stop()
+	if sig := first.Load(); sig != 0 {
+		c.abandon() // it has not run
+		return &exitError{code: 128 + int(sig)}
+	}
 	if err := c.release(); err != nil {
 		c.abandon()
 		return err
