@@ -111,9 +111,14 @@ func TestClassify(t *testing.T) {
 	if err := unix.Mprotect(unsafe.Slice((*byte)(addr(split.Start+4*n)), 4*n), unix.PROT_READ); err != nil {
 		t.Fatal(err)
 	}
-	hole := mapping(t, -1, 16, rw, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err := unix.MunmapPtr(addr(hole.Start+8*n), uintptr(n)); err != nil {
-		t.Fatal(err)
+	// A hole far below everything, where no other mapping will be put meanwhile.
+	hole := mm.Range{Start: 0x200000000000, End: 0x200000000000 + 16*n}
+	for _, part := range []mm.Range{{Start: hole.Start, End: hole.Start + 8*n}, {Start: hole.Start + 9*n, End: hole.End}} {
+		if _, err := unix.MmapPtr(-1, 0, addr(part.Start), uintptr(part.Len()), rw,
+			unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.MunmapPtr(addr(part.Start), uintptr(part.Len())) })
 	}
 	mixed := mapping(t, -1, 16, rw, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if _, err := unix.MmapPtr(memfd, 0, addr(mixed.Start+8*n), uintptr(n), rw, unix.MAP_PRIVATE|unix.MAP_FIXED); err != nil {

@@ -192,10 +192,8 @@ func (w *Watch) drain(to sink) State {
 		}
 	}
 
-	// Everything counted in g and e was applied. Close may have stored 0.
-	if !w.seen.isAlive() {
-		return DeadState
-	}
+	// Everything counted in g and e was applied. Close may have stored 0,
+	// which must stay.
 	atomic.StoreUint64(&w.seen.epoch, e)
 	if !atomic.CompareAndSwapUint64(&w.seen.generation, w.published, g) {
 		return DeadState

@@ -27,3 +27,6 @@ func SeenFree() int {
 	defer seenSlots.Unlock()
 	return len(seenSlots.free)
 }
+
+// Quiet looks at one bank, as Begin does.
+func Quiet(w *Watch, bank int) bool { return w.quiet(bank) }

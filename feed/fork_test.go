@@ -7,10 +7,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -36,7 +36,7 @@ func TestFork(t *testing.T) {
 	consumer, interest := atomic.LoadUint64(p.Consumer), *p.Interest
 	other := pages(1000, 1001)
 
-	pid := forkChild(func() (code uintptr) {
+	status := forkChild(t, func() (code uintptr) {
 		if w.Valid() {
 			code |= childValid
 		}
@@ -49,13 +49,6 @@ func TestFork(t *testing.T) {
 		w.Forget(other)
 		return code
 	})
-	if pid == 0 {
-		t.Fatal("clone failed")
-	}
-	var status unix.WaitStatus
-	if _, err := unix.Wait4(pid, &status, 0, nil); err != nil {
-		t.Fatal(err)
-	}
 	if !status.Exited() || status.ExitStatus() != 0 {
 		t.Errorf("child: %#x (valid %v, not dead %v, ticket %v)", int(status), status.ExitStatus()&childValid != 0,
 			status.ExitStatus()&childNotDead != 0, status.ExitStatus()&childTicket != 0)
@@ -69,20 +62,51 @@ func TestFork(t *testing.T) {
 	}
 }
 
-// forkChild runs f in a child made by fork, without a Go runtime: f must not
-// allocate or block. Its CPU time is limited.
-//
-//go:norace
-func forkChild(f func() uintptr) (pid int) {
+// forkChild runs f in a child made by fork, without the other threads of the
+// Go runtime: f must not allocate or block. If the runtime asks the goroutine
+// to yield just then, the child is stuck in a scheduler without threads; that
+// says nothing about f, so it is killed and another one made.
+func forkChild(t *testing.T, f func() uintptr) unix.WaitStatus {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	for range 10 {
+		runtime.GC()
+		pid := fork(f)
+		if pid == 0 {
+			t.Fatal("clone failed")
+		}
+		fd, err := unix.PidfdOpen(pid, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 2000)
+		for err == unix.EINTR {
+			n, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 2000)
+		}
+		unix.Close(fd)
+		if n == 0 {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+		var status unix.WaitStatus
+		if _, err := unix.Wait4(pid, &status, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return status
+		}
+	}
+	t.Fatal("ten children got stuck")
+	return 0
+}
+
+//go:norace
+func fork(f func() uintptr) (pid int) {
 	r, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
 	if errno != 0 {
 		return 0
 	}
 	if r == 0 {
-		limit := unix.Rlimit{Cur: 5, Max: 5} // seconds of CPU, then SIGKILL
-		unix.RawSyscall6(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CPU, uintptr(unsafe.Pointer(&limit)), 0, 0, 0)
 		syscall.RawSyscall(syscall.SYS_EXIT_GROUP, f(), 0, 0)
 	}
 	return int(r)

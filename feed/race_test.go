@@ -43,7 +43,7 @@ func TestRaceNoStaleHit(t *testing.T) {
 	for _, c := range []struct {
 		name                string
 		bytes, pages, drops int
-	}{{"small ring", int(mm.PageSize()), 256, 4000}, {"large ring", 1 << 20, 256, 4000}, {"one page", 1 << 16, 1, 200}} {
+	}{{"small ring", int(mm.PageSize()), 256, 500}, {"large ring", 1 << 20, 256, 500}, {"one page", 1 << 16, 1, 200}} {
 		t.Run(c.name, func(t *testing.T) { raceNoStaleHit(t, c.bytes, c.pages, int64(c.drops)) })
 	}
 }
@@ -51,7 +51,7 @@ func TestRaceNoStaleHit(t *testing.T) {
 func raceNoStaleHit(t *testing.T, ringBytes, npages int, wantDrops int64) {
 	p, w := pair(t, feedtest.Options{RingBytes: ringBytes})
 	c := &simpleCache{w: w, p: p}
-	const wantHits, maxLookups = 2000, 300_000
+	const wantHits, maxLookups = 2000, 1_000_000
 	var hits, inserted atomic.Int64
 	var producers, consumers sync.WaitGroup
 	var done atomic.Bool
@@ -76,6 +76,9 @@ func raceNoStaleHit(t *testing.T, ringBytes, npages int, wantDrops int64) {
 						ch.Submit()
 					}
 					ch.Count()
+				}
+				if rnd.IntN(16) == 0 {
+					pause(20)
 				}
 				for i := first; i < last; i++ {
 					c.version[i].Add(1)

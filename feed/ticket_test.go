@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"github.com/ummu/ummu/feed"
@@ -146,6 +147,34 @@ func TestBeginSettlesUnderTraffic(t *testing.T) {
 	wg.Wait()
 	if cacheable < 20 {
 		t.Errorf("cacheable %d times, %+v", cacheable, w.Stats())
+	}
+}
+
+// While each change begins before the one before it has ended, a bank is never
+// quiet, in whatever order the two words move between our loads.
+func TestQuietNeverDuringOverlappingChanges(t *testing.T) {
+	p, w := pair(t, feedtest.Options{})
+	c := p.Begin(mm.Zap, pages(500, 501), mm.Range{})
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for !done.Load() {
+			next := p.Begin(mm.Zap, pages(500, 501), mm.Range{})
+			c.End()
+			c = next
+		}
+	})
+	for range 200_000 {
+		if feed.Quiet(w, 0) {
+			t.Error("quiet with a change in flight")
+			break
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	c.End()
+	if !feed.Quiet(w, 0) {
+		t.Error("not quiet at the end")
 	}
 }
 
@@ -317,6 +346,37 @@ func TestWait(t *testing.T) {
 			}
 		})
 	}
+	t.Run("descriptor", func(t *testing.T) {
+		p, err := feedtest.New(everything)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		m, err := p.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.RingFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		fd := m.RingFD
+		m.Release = func() error { return unix.Close(fd) }
+		w, err := feed.New(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer w.Close()
+		got := make(chan error)
+		go func() { got <- w.Wait(t.Context()) }()
+		one := [8]byte{1}
+		if _, err := unix.Write(fd, one[:]); err != nil { // readable, and still valid
+			t.Fatal(err)
+		}
+		p.Change(mm.Zap, pages(1, 2))
+		if err := <-got; err != nil || w.Valid() {
+			t.Errorf("Wait: %v, valid %v", err, w.Valid())
+		}
+	})
 	t.Run("close", func(t *testing.T) {
 		_, w := pair(t, everything)
 		got := make(chan error)
