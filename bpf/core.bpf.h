@@ -111,11 +111,12 @@ struct task_struct___old {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long bp, bx, r10, r9, r8, cx, dx, si, di, orig_ax;
+	unsigned long bp, bx, r10, r9, r8, cx, dx, si, di, orig_ax, ip, sp;
 };
 #elif defined(__TARGET_ARCH_arm64)
 struct pt_regs {
 	u64 regs[31];
+	u64 sp, pc;
 	u64 orig_x0;
 	s32 syscallno;
 };
@@ -163,6 +164,9 @@ struct exit_record {
 };
 
 #define PF_IO_WORKER 0x10
+#define PF_KTHREAD 0x200000
+#define THREAD_SIZE (16 << 10)	/* only where bpf_task_pt_regs is missing: before 5.15 */
 #define TASK_INTERRUPTIBLE 1
+#define TASK_IDLE 0x402
 
 #endif

@@ -149,6 +149,13 @@ static __always_inline int on_exit(struct task_struct *task)
 			if (ON(GUARD_EXIT_CLOSED))
 				deliver(tid, DO_END);
 		}
+		if (f->foreign) {
+			u32 zero = 0;
+			struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
+
+			if (e)
+				ADD(&e->foreign_ended, 1);
+		}
 		bpf_map_delete_elem(&tasks, &tid);
 	}
 	if (!p && !all_refs())

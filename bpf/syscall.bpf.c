@@ -11,6 +11,7 @@
  */
 #include "syscall.bpf.h"
 #include "life.bpf.h"
+#include "notifier.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -297,6 +298,7 @@ struct task_line {
 
 u64 iter_ref; /* set by the loader before it reads */
 u64 iter_mm;
+u32 iter_called; /* 1: the notifier tracepoint tier, which sees no ends */
 
 static __always_inline int nr_in(struct pid *pid, u32 level)
 {
@@ -307,8 +309,6 @@ static __always_inline int nr_in(struct pid *pid, u32 level)
 			      bpf_core_field_offset(struct upid, nr));
 	return nr;
 }
-
-#define THREAD_SIZE (16 << 10)	/* only without the helper: before 5.15 */
 
 /*
  * The call a task is in. The register frame at the top of its kernel stack
@@ -332,6 +332,15 @@ static __always_inline u64 call_of(struct task_struct *task)
 #endif
 }
 
+static __always_inline u32 task_state(struct task_struct *task)
+{
+	struct task_struct___old *old = (void *)task;
+
+	if (bpf_core_field_exists(task->__state))
+		return BPF_CORE_READ(task, __state);
+	return BPF_CORE_READ(old, state);
+}
+
 /*
  * Whether the task may be changing its address space without being counted
  * for the watch that is opening. io_uring's workers have no call; one that
@@ -345,11 +354,7 @@ static __always_inline bool uncounted(struct task_struct *task)
 	u32 tid;
 
 	if (BPF_CORE_READ(task, flags) & PF_IO_WORKER) {
-		struct task_struct___old *old = (void *)task;
-
-		if (bpf_core_field_exists(task->__state))
-			return BPF_CORE_READ(task, __state) != TASK_INTERRUPTIBLE;
-		return BPF_CORE_READ(old, state) != TASK_INTERRUPTIBLE;
+		return task_state(task) != TASK_INTERRUPTIBLE;
 	}
 	nr = call_of(task);
 	if (!known_nr(nr))
@@ -368,6 +373,39 @@ static __always_inline bool uncounted(struct task_struct *task)
 	return true;
 }
 
+/*
+ * The notifier tracepoint sees no ends. A task has left the call of its last
+ * event if it is not where it was: other registers, or another call. Kernel
+ * threads have no registers; one that sleeps for work has finished the last.
+ */
+static __always_inline bool in_last_event(struct task_struct *task)
+{
+	u32 tid = BPF_CORE_READ(task, pid);
+	struct inflight *f = bpf_map_lookup_elem(&tasks, &tid);
+	struct pt_regs *regs;
+	u64 ip, sp;
+
+	if (!f || !(f->active || f->foreign))
+		return false;
+	if (f->active && f->mm != iter_mm)
+		return false;	/* not of the address space asked about */
+	if (BPF_CORE_READ(task, flags) & (PF_KTHREAD | PF_IO_WORKER))
+		return !(task_state(task) & TASK_INTERRUPTIBLE) && task_state(task) != TASK_IDLE;
+	if (call_of(task) != f->nr)
+		return false;
+	if (bpf_core_enum_value_exists(enum bpf_func_id___regs, BPF_FUNC_task_pt_regs___regs))
+		regs = (struct pt_regs *)bpf_task_pt_regs(task);
+	else
+		return true;
+#if defined(__TARGET_ARCH_x86)
+	ip = BPF_CORE_READ(regs, ip);
+#else
+	ip = BPF_CORE_READ(regs, pc);
+#endif
+	sp = BPF_CORE_READ(regs, sp);
+	return ip == f->a[0] && sp == f->a[1];
+}
+
 SEC("iter/task")
 int list_tasks(struct bpf_iter__task *ctx)
 {
@@ -378,6 +416,12 @@ int list_tasks(struct bpf_iter__task *ctx)
 	if (!task)
 		return 0;
 	l.mm = (u64)BPF_CORE_READ(task, mm);
+	if (iter_called) {
+		l.busy = in_last_event(task);
+		if (l.busy)
+			bpf_seq_write(ctx->meta->seq, &l, sizeof(l));
+		return 0;
+	}
 	if (!l.mm)
 		return 0;
 	self = (void *)bpf_get_current_task();

@@ -31,6 +31,8 @@ const (
 	SyscallMapSpaces             = "spaces"
 	SyscallMapTasks              = "tasks"
 	SyscallProgControl           = "control"
+	SyscallProgHookEndFentry     = "hook_end_fentry"
+	SyscallProgHookEndKprobe     = "hook_end_kprobe"
 	SyscallProgHookEnterMprotect = "hook_enter_mprotect"
 	SyscallProgHookEnterMremap   = "hook_enter_mremap"
 	SyscallProgHookEnterMunmap   = "hook_enter_munmap"
@@ -40,7 +42,10 @@ const (
 	SyscallProgHookExitMremap    = "hook_exit_mremap"
 	SyscallProgHookExitMunmap    = "hook_exit_munmap"
 	SyscallProgHookFork          = "hook_fork"
+	SyscallProgHookKvmUnmap      = "hook_kvm_unmap"
 	SyscallProgHookSpaceDeath    = "hook_space_death"
+	SyscallProgHookStartFentry   = "hook_start_fentry"
+	SyscallProgHookStartKprobe   = "hook_start_kprobe"
 	SyscallProgHookSysEnter      = "hook_sys_enter"
 	SyscallProgHookSysExit       = "hook_sys_exit"
 	SyscallProgHookUringComplete = "hook_uring_complete"
@@ -49,6 +54,7 @@ const (
 	SyscallProgListTasks         = "list_tasks"
 	SyscallVarGuardsOff          = "guards_off"
 	SyscallVarHugePageSize       = "huge_page_size"
+	SyscallVarIterCalled         = "iter_called"
 	SyscallVarIterMm             = "iter_mm"
 	SyscallVarIterRef            = "iter_ref"
 	SyscallVarPageSize           = "page_size"
@@ -101,6 +107,8 @@ type SyscallSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallProgramSpecs struct {
 	Control           *ebpf.ProgramSpec `ebpf:"control"`
+	HookEndFentry     *ebpf.ProgramSpec `ebpf:"hook_end_fentry"`
+	HookEndKprobe     *ebpf.ProgramSpec `ebpf:"hook_end_kprobe"`
 	HookEnterMprotect *ebpf.ProgramSpec `ebpf:"hook_enter_mprotect"`
 	HookEnterMremap   *ebpf.ProgramSpec `ebpf:"hook_enter_mremap"`
 	HookEnterMunmap   *ebpf.ProgramSpec `ebpf:"hook_enter_munmap"`
@@ -110,7 +118,10 @@ type SyscallProgramSpecs struct {
 	HookExitMremap    *ebpf.ProgramSpec `ebpf:"hook_exit_mremap"`
 	HookExitMunmap    *ebpf.ProgramSpec `ebpf:"hook_exit_munmap"`
 	HookFork          *ebpf.ProgramSpec `ebpf:"hook_fork"`
+	HookKvmUnmap      *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap"`
 	HookSpaceDeath    *ebpf.ProgramSpec `ebpf:"hook_space_death"`
+	HookStartFentry   *ebpf.ProgramSpec `ebpf:"hook_start_fentry"`
+	HookStartKprobe   *ebpf.ProgramSpec `ebpf:"hook_start_kprobe"`
 	HookSysEnter      *ebpf.ProgramSpec `ebpf:"hook_sys_enter"`
 	HookSysExit       *ebpf.ProgramSpec `ebpf:"hook_sys_exit"`
 	HookUringComplete *ebpf.ProgramSpec `ebpf:"hook_uring_complete"`
@@ -142,6 +153,7 @@ type SyscallMapSpecs struct {
 type SyscallVariableSpecs struct {
 	GuardsOff    *ebpf.VariableSpec `ebpf:"guards_off"`
 	HugePageSize *ebpf.VariableSpec `ebpf:"huge_page_size"`
+	IterCalled   *ebpf.VariableSpec `ebpf:"iter_called"`
 	IterMm       *ebpf.VariableSpec `ebpf:"iter_mm"`
 	IterRef      *ebpf.VariableSpec `ebpf:"iter_ref"`
 	PageSize     *ebpf.VariableSpec `ebpf:"page_size"`
@@ -206,6 +218,7 @@ func (m *SyscallMaps) Close() error {
 type SyscallVariables struct {
 	GuardsOff    *ebpf.Variable `ebpf:"guards_off"`
 	HugePageSize *ebpf.Variable `ebpf:"huge_page_size"`
+	IterCalled   *ebpf.Variable `ebpf:"iter_called"`
 	IterMm       *ebpf.Variable `ebpf:"iter_mm"`
 	IterRef      *ebpf.Variable `ebpf:"iter_ref"`
 	PageSize     *ebpf.Variable `ebpf:"page_size"`
@@ -220,6 +233,8 @@ type SyscallVariables struct {
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallPrograms struct {
 	Control           *ebpf.Program `ebpf:"control"`
+	HookEndFentry     *ebpf.Program `ebpf:"hook_end_fentry"`
+	HookEndKprobe     *ebpf.Program `ebpf:"hook_end_kprobe"`
 	HookEnterMprotect *ebpf.Program `ebpf:"hook_enter_mprotect"`
 	HookEnterMremap   *ebpf.Program `ebpf:"hook_enter_mremap"`
 	HookEnterMunmap   *ebpf.Program `ebpf:"hook_enter_munmap"`
@@ -229,7 +244,10 @@ type SyscallPrograms struct {
 	HookExitMremap    *ebpf.Program `ebpf:"hook_exit_mremap"`
 	HookExitMunmap    *ebpf.Program `ebpf:"hook_exit_munmap"`
 	HookFork          *ebpf.Program `ebpf:"hook_fork"`
+	HookKvmUnmap      *ebpf.Program `ebpf:"hook_kvm_unmap"`
 	HookSpaceDeath    *ebpf.Program `ebpf:"hook_space_death"`
+	HookStartFentry   *ebpf.Program `ebpf:"hook_start_fentry"`
+	HookStartKprobe   *ebpf.Program `ebpf:"hook_start_kprobe"`
 	HookSysEnter      *ebpf.Program `ebpf:"hook_sys_enter"`
 	HookSysExit       *ebpf.Program `ebpf:"hook_sys_exit"`
 	HookUringComplete *ebpf.Program `ebpf:"hook_uring_complete"`
@@ -241,6 +259,8 @@ type SyscallPrograms struct {
 func (p *SyscallPrograms) Close() error {
 	return _SyscallClose(
 		p.Control,
+		p.HookEndFentry,
+		p.HookEndKprobe,
 		p.HookEnterMprotect,
 		p.HookEnterMremap,
 		p.HookEnterMunmap,
@@ -250,7 +270,10 @@ func (p *SyscallPrograms) Close() error {
 		p.HookExitMremap,
 		p.HookExitMunmap,
 		p.HookFork,
+		p.HookKvmUnmap,
 		p.HookSpaceDeath,
+		p.HookStartFentry,
+		p.HookStartKprobe,
 		p.HookSysEnter,
 		p.HookSysExit,
 		p.HookUringComplete,

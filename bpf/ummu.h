@@ -80,7 +80,12 @@ enum ummu_hook {
 	UMMU_HOOK_SCHED_EXEC = 13,
 	UMMU_HOOK_SCHED_EXIT = 14,
 	UMMU_HOOK_EXIT_MMAP = 15,
-	UMMU_HOOK_MAX = 16,
+	UMMU_HOOK_KVM_UNMAP = 16,
+	UMMU_HOOK_NOTIFIER_START_FENTRY = 17,
+	UMMU_HOOK_NOTIFIER_START_KPROBE = 18,
+	UMMU_HOOK_NOTIFIER_END_FENTRY = 19,
+	UMMU_HOOK_NOTIFIER_END_KPROBE = 20,
+	UMMU_HOOK_MAX = 32,
 };
 
 /* Tiers, weakest first. */
@@ -167,7 +172,12 @@ struct ummu_epoch {
 	__u64 word;
 	__u32 version, size;
 	__u64 misses;		/* calls that some hook is known to have missed */
-	__u64 reserved[509];
+	__u64 reserved0[5];
+	/* 64: changes whose address space the hook cannot know; they count for
+	 * every watch */
+	__u64 foreign_begun;
+	__u64 foreign_ended;
+	__u64 reserved1[502];
 };
 
 /*
@@ -191,7 +201,9 @@ struct ummu_interest {
 	__u32 bank;		/* 0 or 1: where new changes are counted */
 	__u32 all;		/* nonzero: everything is interesting */
 	__u64 dense[UMMU_INTEREST_LEVELS]; /* entries too large for this level's bits */
-	__u64 reserved[507];
+	__u64 marker;		/* a page whose zap only says: this task is here, see
+				 * UMMU_TIER_NOTIFIER_TRACEPOINT; 0 = none */
+	__u64 reserved[506];
 	__u64 bits[UMMU_INTEREST_LEVELS][UMMU_INTEREST_BITS / 64];
 };
 

@@ -69,8 +69,9 @@ struct inflight {
 	u8 entered;	/* SAW_* of the hooks that saw the begin */
 	u8 exited;
 	u8 call;
+	u8 foreign;	/* counted in the epoch page instead */
 	u8 brk;		/* counted in space.brks */
-	u8 pad[2];
+	u8 pad[1];
 	u64 brk_old;
 	u64 a[6];
 	u8 bank[REFS];	/* the bank that ref[i] was counted in */
@@ -190,6 +191,8 @@ enum counter {
 	COUNT_UNPAIRED,		/* an end whose begin was not seen */
 	COUNT_TASKS_FULL,	/* no room to track a task: its watches are dead */
 	COUNT_SPACES_FULL,	/* no room to follow a child: its watches lost events */
+	COUNT_FORK,		/* notifier events of fork: no pinned page moves */
+	COUNT_HARMLESS,		/* notifier events of causes that move no pinned page */
 	COUNT_MAX,
 };
 struct {
@@ -408,6 +411,15 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 	st = status_of(ref);
 	if (!st)
 		return 0;
+	if (how & DO_BEGIN) {
+		if (conf->flags & SLOT_TRACK) {
+			struct ummu_interest *in = interest_of(ref);
+
+			if (in && in->marker && in->marker == f->c.start &&
+			    f->c.hook == UMMU_HOOK_KVM_UNMAP)
+				return 0;
+		}
+	}
 	if (how & DO_BEGIN) {
 		if (conf->flags & SLOT_TRACK) {
 			struct ummu_interest *in = interest_of(ref);

@@ -6,16 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
-	"github.com/ummu/ummu/bpf"
 	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/mm"
 )
 
-// hook is one attachment of the syscall tier. Order matters: where two hooks
+// hook is one attachment of a tier. Order matters: where two hooks
 // see the same call, the first attached runs first.
 type hook struct {
 	id       mm.Hook
@@ -26,48 +26,84 @@ type hook struct {
 	// on different kernels, newest first
 	points  []string
 	group   string // classic tracepoints: their group
-	program func(*bpf.SyscallPrograms) *ebpf.Program
+	program string // its name in the object
+	kprobe  string // the function to probe
 }
 
 var syscallHooks = []hook{
 	{layout.HookSysEnter, "tp_btf/sys_enter", "entry of every call that changes mappings, all ABIs", true,
-		nil, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookSysEnter }},
+		nil, "", "hook_sys_enter", ""},
 	{layout.HookSysExit, "tp_btf/sys_exit", "end and result of those calls, new mappings", true,
-		nil, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookSysExit }},
+		nil, "", "hook_sys_exit", ""},
 	{layout.HookEnterMunmap, "tracepoint/syscalls/sys_enter_munmap", "munmap, if the main hook is skipped", false,
-		[]string{"sys_enter_munmap"}, "syscalls", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookEnterMunmap }},
+		[]string{"sys_enter_munmap"}, "syscalls", "hook_enter_munmap", ""},
 	{layout.HookEnterMremap, "tracepoint/syscalls/sys_enter_mremap", "mremap, if the main hook is skipped", false,
-		[]string{"sys_enter_mremap"}, "syscalls", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookEnterMremap }},
+		[]string{"sys_enter_mremap"}, "syscalls", "hook_enter_mremap", ""},
 	{layout.HookEnterMprotect, "tracepoint/syscalls/sys_enter_mprotect", "mprotect, if the main hook is skipped", false,
-		[]string{"sys_enter_mprotect"}, "syscalls", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookEnterMprotect }},
+		[]string{"sys_enter_mprotect"}, "syscalls", "hook_enter_mprotect", ""},
 	{layout.HookExitMunmap, "tracepoint/syscalls/sys_exit_munmap", "end of munmap, if the main hook is skipped", false,
-		[]string{"sys_exit_munmap"}, "syscalls", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookExitMunmap }},
+		[]string{"sys_exit_munmap"}, "syscalls", "hook_exit_munmap", ""},
 	{layout.HookExitMremap, "tracepoint/syscalls/sys_exit_mremap", "end of mremap, if the main hook is skipped", false,
-		[]string{"sys_exit_mremap"}, "syscalls", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookExitMremap }},
+		[]string{"sys_exit_mremap"}, "syscalls", "hook_exit_mremap", ""},
 	{layout.HookExitMprotect, "tracepoint/syscalls/sys_exit_mprotect", "end of mprotect, if the main hook is skipped", false,
-		[]string{"sys_exit_mprotect"}, "syscalls", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookExitMprotect }},
+		[]string{"sys_exit_mprotect"}, "syscalls", "hook_exit_mprotect", ""},
 	{layout.HookUringSubmit, "raw_tp/io_uring_submit_req", "madvise submitted to io_uring", false,
-		[]string{"io_uring_submit_req", "io_uring_submit_sqe"}, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookUringSubmit }},
+		[]string{"io_uring_submit_req", "io_uring_submit_sqe"}, "", "hook_uring_submit", ""},
 	{layout.HookUringQueue, "raw_tp/io_uring_queue_async_work", "madvise handed to an io_uring worker", false,
-		[]string{"io_uring_queue_async_work"}, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookUringQueue }},
+		[]string{"io_uring_queue_async_work"}, "", "hook_uring_queue", ""},
 	{layout.HookUringComplete, "raw_tp/io_uring_complete", "end of io_uring's madvise", false,
-		[]string{"io_uring_complete"}, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookUringComplete }},
+		[]string{"io_uring_complete"}, "", "hook_uring_complete", ""},
+}
+
+// lifeHooks are part of every tier.
+var lifeHooks = []hook{
 	{layout.HookSchedFork, "raw_tp/sched_process_fork", "new tasks", true,
-		[]string{"sched_process_fork"}, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookFork }},
+		[]string{"sched_process_fork"}, "", "hook_fork", ""},
 	{layout.HookSchedExec, "raw_tp/sched_process_exec", "program execution", true,
-		[]string{"sched_process_exec"}, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookExec }},
+		[]string{"sched_process_exec"}, "", "hook_exec", ""},
 	{layout.HookSchedExit, "raw_tp/sched_process_exit", "exit of tasks", true,
-		[]string{"sched_process_exit"}, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookExit }},
+		[]string{"sched_process_exit"}, "", "hook_exit", ""},
 	{layout.HookExitMmap, "raw_tp/exit_mmap", "death of address spaces", true,
-		[]string{"exit_mmap"}, "", func(p *bpf.SyscallPrograms) *ebpf.Program { return p.HookSpaceDeath }},
+		[]string{"exit_mmap"}, "", "hook_space_death", ""},
+}
+
+var tracepointHooks = []hook{
+	{layout.HookKVMUnmap, "raw_tp/kvm_unmap_hva_range", "what KVM hears of changes, for processes with a virtual machine", true,
+		[]string{"kvm_unmap_hva_range"}, "", "hook_kvm_unmap", ""},
+}
+
+var probeHooks = []hook{
+	{layout.HookNotifierStartFentry, "fentry/__mmu_notifier_invalidate_range_start", "begin of every change of an address space with a notifier", false,
+		nil, "", "hook_start_fentry", ""},
+	{layout.HookNotifierStartKprobe, "kprobe/__mmu_notifier_invalidate_range_start", "the same, if fentry is skipped", false,
+		nil, "", "hook_start_kprobe", "__mmu_notifier_invalidate_range_start"},
+	{layout.HookNotifierEndFentry, "fentry/__mmu_notifier_invalidate_range_end", "end of every change of an address space with a notifier", false,
+		nil, "", "hook_end_fentry", ""},
+	{layout.HookNotifierEndKprobe, "kprobe/__mmu_notifier_invalidate_range_end", "the same, if fentry is skipped", false,
+		nil, "", "hook_end_kprobe", "__mmu_notifier_invalidate_range_end"},
+}
+
+// hooksOf are the attachments of a tier.
+func hooksOf(t Tier) []hook {
+	switch t {
+	case TierSyscall:
+		return slices.Concat(syscallHooks, lifeHooks)
+	case TierNotifierTracepoint:
+		return slices.Concat(tracepointHooks, lifeHooks)
+	case TierNotifierProbe:
+		return slices.Concat(probeHooks, lifeHooks)
+	}
+	return nil
 }
 
 // HookName returns the name of a hook as in [Coverage], e.g.
 // "tp_btf/sys_enter", or "none".
 func HookName(h mm.Hook) string {
-	for i := range syscallHooks {
-		if syscallHooks[i].id == h {
-			return syscallHooks[i].name
+	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks} {
+		for i := range hooks {
+			if hooks[i].id == h {
+				return hooks[i].name
+			}
 		}
 	}
 	if h == 0 {
@@ -76,8 +112,10 @@ func HookName(h mm.Hook) string {
 	return fmt.Sprintf("hook(%d)", h)
 }
 
-func (h *hook) attach(objs *bpf.SyscallPrograms) (link.Link, error) {
-	prog := h.program(objs)
+func (h *hook) attach(prog *ebpf.Program) (link.Link, error) {
+	if h.kprobe != "" {
+		return link.Kprobe(h.kprobe, prog, nil)
+	}
 	if len(h.points) == 0 {
 		return link.AttachTracing(link.TracingOptions{Program: prog})
 	}
@@ -96,7 +134,14 @@ func (h *hook) attach(objs *bpf.SyscallPrograms) (link.Link, error) {
 	return nil, last
 }
 
-// The kinds of change that the syscall tier cannot see.
+// gapsOf names the kinds of change that a tier cannot see.
+func gapsOf(t Tier) []Gap {
+	if t == TierSyscall {
+		return slices.Clone(syscallGaps)
+	}
+	return nil // an MMU notifier hears of everything
+}
+
 var syscallGaps = []Gap{
 	{"file-truncate", "pages of a mapped file or shared object dropped by truncation, hole punching or MADV_REMOVE through another mapping, by any process (hugetlb files too)"},
 	{"file-direct-write", "page-cache pages of a mapped file replaced by an O_DIRECT write"},

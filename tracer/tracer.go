@@ -37,12 +37,18 @@ type Options struct {
 	// MaxSpaces bounds the address spaces that can be watched at once,
 	// children of followed processes included. 0: 16384.
 	MaxSpaces int
+	// Tier is how changes are seen. 0: TierSyscall, the only one for streams
+	// of people; a notifier tier needs a notifier in the watched process.
+	Tier Tier
 }
 
 // Validate reports options out of range.
 func (o Options) Validate() error {
 	if o.MaxSpaces < 0 || o.MaxSpaces > 1<<20 {
 		return fmt.Errorf("MaxSpaces %d is not in 0..%d", o.MaxSpaces, 1<<20)
+	}
+	if hooksOf(o.Tier) == nil && o.Tier != TierNone {
+		return fmt.Errorf("tier %v cannot be opened", o.Tier)
 	}
 	return nil
 }
@@ -52,7 +58,8 @@ const missInterval = 100 * time.Millisecond
 
 // Tracer owns the loaded kernel side. It is safe for concurrent use.
 type Tracer struct {
-	objs     bpf.SyscallObjects
+	objs     kernelSide
+	hooks    []hook
 	links    []link.Link
 	tasks    *link.Iter
 	coverage Coverage
@@ -108,6 +115,9 @@ func open(o Options) (*Tracer, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
+	if o.Tier == TierNone {
+		o.Tier = TierSyscall
+	}
 	spec, err := bpf.LoadSyscall()
 	if err != nil {
 		return nil, fmt.Errorf("read embedded BPF objects: %w", err)
@@ -129,6 +139,7 @@ func open(o Options) (*Tracer, error) {
 		}
 	}
 	t := &Tracer{
+		hooks:   hooksOf(o.Tier),
 		stop:    make(chan struct{}),
 		slots:   make([]bool, spec.Maps["slot_conf"].MaxEntries),
 		streams: make(map[*Stream]struct{}),
@@ -138,7 +149,7 @@ func open(o Options) (*Tracer, error) {
 	t.inner.status = spec.Maps["slot_status"].InnerMap.Copy()
 	t.inner.interest = spec.Maps["slot_interest"].InnerMap.Copy()
 	t.inner.ring = spec.Maps["slot_ring"].InnerMap.Copy()
-	if err := spec.LoadAndAssign(&t.objs, nil); err != nil {
+	if err := t.objs.load(spec, t.hooks); err != nil {
 		return nil, hookError("BPF programs", err)
 	}
 	if err := t.initEpoch(); err != nil {
@@ -150,11 +161,11 @@ func open(o Options) (*Tracer, error) {
 		t.objs.Close()
 		return nil, hookError("iter/task", err)
 	}
-	t.coverage = Coverage{Tier: TierSyscall, Gaps: append([]Gap(nil), syscallGaps...)}
-	for i := range syscallHooks {
-		h := &syscallHooks[i]
+	t.coverage = Coverage{Tier: o.Tier, Gaps: gapsOf(o.Tier)}
+	for i := range t.hooks {
+		h := &t.hooks[i]
 		st := HookStatus{Hook: h.id, Name: h.name, Sees: h.sees, Required: h.required}
-		l, err := h.attach(&t.objs.SyscallPrograms)
+		l, err := h.attach(t.objs.programs[h.program])
 		if err != nil {
 			st.Err = hookError(h.name, err)
 			t.coverage.Gaps = append(t.coverage.Gaps, Gap{h.name, "hook not attached: " + h.sees})
@@ -170,6 +181,55 @@ func open(o Options) (*Tracer, error) {
 	t.done.Add(1)
 	go t.pollMisses()
 	return t, nil
+}
+
+// kernelSide is the loaded maps and programs.
+type kernelSide struct {
+	bpf.SyscallMaps
+	bpf.SyscallVariables
+	Control, ListTasks *ebpf.Program
+	programs           map[string]*ebpf.Program // of the tier's hooks
+}
+
+// load loads the programs of some hooks, and what all need.
+func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook) error {
+	needed := map[string]bool{"control": true, "list_tasks": true}
+	for i := range hooks {
+		needed[hooks[i].program] = true
+	}
+	for name := range spec.Programs {
+		if !needed[name] {
+			delete(spec.Programs, name)
+		}
+	}
+	coll, err := ebpf.NewCollection(spec)
+	if err != nil {
+		return err
+	}
+	defer coll.Close() // what was not taken out
+	var own struct {
+		bpf.SyscallMaps
+		bpf.SyscallVariables
+	}
+	if err := coll.Assign(&own); err != nil {
+		return err
+	}
+	o.SyscallMaps, o.SyscallVariables = own.SyscallMaps, own.SyscallVariables
+	o.Control, o.ListTasks = coll.DetachProgram("control"), coll.DetachProgram("list_tasks")
+	o.programs = make(map[string]*ebpf.Program)
+	for i := range hooks {
+		o.programs[hooks[i].program] = coll.DetachProgram(hooks[i].program)
+	}
+	return nil
+}
+
+// Close frees everything. It is idempotent.
+func (o *kernelSide) Close() error {
+	errs := []error{o.SyscallMaps.Close(), o.Control.Close(), o.ListTasks.Close()}
+	for _, p := range o.programs {
+		errs = append(errs, p.Close())
+	}
+	return errors.Join(errs...)
 }
 
 func (t *Tracer) initEpoch() error {
@@ -300,8 +360,7 @@ func (t *Tracer) checkMisses() {
 		return
 	}
 	var rise uint64
-	for i := range syscallHooks {
-		p := syscallHooks[i].program(&t.objs.SyscallPrograms)
+	for _, p := range t.objs.programs {
 		st, err := p.Stats()
 		if err != nil {
 			continue

@@ -59,5 +59,10 @@ const (
 	HookSchedExec     = C.UMMU_HOOK_SCHED_EXEC
 	HookSchedExit     = C.UMMU_HOOK_SCHED_EXIT
 	HookExitMmap      = C.UMMU_HOOK_EXIT_MMAP
+	HookKVMUnmap            = C.UMMU_HOOK_KVM_UNMAP
+	HookNotifierStartFentry = C.UMMU_HOOK_NOTIFIER_START_FENTRY
+	HookNotifierStartKprobe = C.UMMU_HOOK_NOTIFIER_START_KPROBE
+	HookNotifierEndFentry   = C.UMMU_HOOK_NOTIFIER_END_FENTRY
+	HookNotifierEndKprobe   = C.UMMU_HOOK_NOTIFIER_END_KPROBE
 	HookMax           = C.UMMU_HOOK_MAX
 )

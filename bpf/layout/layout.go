@@ -48,11 +48,14 @@ type (
 		Reserved3  [488]uint64
 	}
 	Epoch struct {
-		Word     uint64
-		Version  uint32
-		Size     uint32
-		Misses   uint64
-		Reserved [509]uint64
+		Word      uint64
+		Version   uint32
+		Size      uint32
+		Misses    uint64
+		Reserved0 [5]uint64
+		Begun     uint64
+		Ended     uint64
+		Reserved1 [502]uint64
 	}
 	Interest struct {
 		Version  uint32
@@ -60,7 +63,8 @@ type (
 		Bank     uint32
 		All      uint32
 		Dense    [3]uint64
-		Reserved [507]uint64
+		Marker   uint64
+		Reserved [506]uint64
 		Bits     [3][512]uint64
 	}
 )
@@ -92,20 +96,25 @@ const (
 	KindLost       = 0xa
 	KindDeregister = 0xc
 
-	HookSysEnter      = 0x1
-	HookSysExit       = 0x2
-	HookEnterMunmap   = 0x3
-	HookEnterMremap   = 0x4
-	HookEnterMprotect = 0x5
-	HookExitMunmap    = 0x6
-	HookExitMremap    = 0x7
-	HookExitMprotect  = 0x8
-	HookUringSubmit   = 0x9
-	HookUringQueue    = 0xa
-	HookUringComplete = 0xb
-	HookSchedFork     = 0xc
-	HookSchedExec     = 0xd
-	HookSchedExit     = 0xe
-	HookExitMmap      = 0xf
-	HookMax           = 0x10
+	HookSysEnter            = 0x1
+	HookSysExit             = 0x2
+	HookEnterMunmap         = 0x3
+	HookEnterMremap         = 0x4
+	HookEnterMprotect       = 0x5
+	HookExitMunmap          = 0x6
+	HookExitMremap          = 0x7
+	HookExitMprotect        = 0x8
+	HookUringSubmit         = 0x9
+	HookUringQueue          = 0xa
+	HookUringComplete       = 0xb
+	HookSchedFork           = 0xc
+	HookSchedExec           = 0xd
+	HookSchedExit           = 0xe
+	HookExitMmap            = 0xf
+	HookKVMUnmap            = 0x10
+	HookNotifierStartFentry = 0x11
+	HookNotifierStartKprobe = 0x12
+	HookNotifierEndFentry   = 0x13
+	HookNotifierEndKprobe   = 0x14
+	HookMax                 = 0x20
 )
