@@ -170,6 +170,7 @@ func TestPairsConserve(t *testing.T) {
 			}
 			if rapid.IntRange(0, 9).Draw(t, "exit") == 0 {
 				r.Kind, r.Phase, r.Call = mm.Exit, mm.PhaseEnd, noCall
+				r.Flags = rapid.SampledFrom([]mm.Flags{0, mm.LastTask, mm.SpaceDeath}).Draw(t, "flags")
 			}
 			rs = append(rs, r)
 		}
