@@ -19,6 +19,7 @@
  *   churn T COUNT            T threads map and unmap COUNT pages altogether
  *   vfork | clonevm          a child that shares the space unmaps page 0; "ok PID"
  *   fork COUNT               COUNT children at once unmap page 0; "ok PID ..."
+ *   spawn                    posix_spawn of /bin/true; "ok PID"
  *   exec                     a second thread executes this program; it says "ready"
  *   mainexit                 the main thread exits, another one goes on obeying
  *   sum T                    T threads fill, check and free memory until "stop"
@@ -39,6 +40,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -536,6 +538,14 @@ static void command(char *line)
 		clone_child(CLONE_VM);
 	} else if (!strcmp(word[0], "fork")) {
 		forks(T);
+	} else if (!strcmp(word[0], "spawn")) {
+		char *argv[] = { "true", NULL };
+		pid_t pid;
+
+		if ((errno = posix_spawn(&pid, "/bin/true", NULL, NULL, argv, environ)))
+			die("spawn");
+		reap(pid);
+		say("ok %d", pid);
 	} else if (!strcmp(word[0], "exec")) {
 		pthread_create(&threads[0], NULL, executor, NULL);
 		pthread_join(threads[0], NULL);
