@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -75,7 +76,7 @@ func (in *interest) mark(pos uint64, r *mm.Record) {
 	}
 	in.mu.Lock()
 	for _, t := range in.tickets {
-		if pos >= t.pos && r.Touches(t.r) {
+		if pos >= t.pos && r.Touches(t.r) && !guard.Off(guard.TicketMarked) {
 			t.marks |= ticketChanged
 		}
 	}
@@ -130,6 +131,7 @@ func (w *Watch) Begin(r mm.Range) Ticket {
 	if !w.seen.isAlive() || r.Empty() {
 		return Ticket{}
 	}
+	settled := guard.Off(guard.BeginWaits) || guard.Off(guard.InterestFirst) && w.settle()
 	in := &w.interest
 	in.mu.Lock()
 	in.add(r)
@@ -151,8 +153,7 @@ func (w *Watch) Begin(r mm.Range) Ticket {
 	t.pos = atomic.LoadUint64(w.ring.producer)
 	in.mu.Unlock()
 
-	settled := w.settle()
-	if settled {
+	if settled || w.settle() {
 		in.mu.Lock()
 		t.settled = true
 		in.mu.Unlock()
@@ -168,6 +169,10 @@ const settleLimit = 2 * time.Millisecond
 // first, equals begun, loaded later, they were equal when ended was loaded.
 // (ended >= begun with begun loaded first proves nothing.)
 func (w *Watch) quiet(bank int) bool {
+	if guard.Off(guard.EndedFirst) {
+		begun := atomic.LoadUint64(&w.status.Begun[bank])
+		return atomic.LoadUint64(&w.status.Ended[bank]) >= begun
+	}
 	ended := atomic.LoadUint64(&w.status.Ended[bank])
 	return ended == atomic.LoadUint64(&w.status.Begun[bank])
 }
@@ -201,7 +206,7 @@ func (w *Watch) settle() bool {
 		if q0 && q1 {
 			return true
 		}
-		if !flipping && (q0 || q1) && w.flip.TryLock() {
+		if !flipping && (q0 || q1) && !guard.Off(guard.BankFlipped) && w.flip.TryLock() {
 			flipping = true
 			bank := uint32(0)
 			if q1 {
@@ -254,7 +259,7 @@ func (w *Watch) commit(t Ticket, apply func(*mm.Record), insert func()) (v Verdi
 	}
 	// Classified before the drain: whoever changes the mapping after we
 	// looked leaves a record, or is a change in flight.
-	if w.Gaps()&layout.GapFile != 0 {
+	if w.Gaps()&layout.GapFile != 0 && !guard.Off(guard.FileRefused) {
 		if v := w.maps.classify(open.r); v != Cacheable {
 			return v
 		}
@@ -270,10 +275,14 @@ func (w *Watch) commit(t Ticket, apply func(*mm.Record), insert func()) (v Verdi
 		return IsDead
 	case state == Busy:
 		return InFlight
-	case open.marks&ticketLost != 0:
+	case open.marks&ticketLost != 0 && !guard.Off(guard.LossRefuses):
 		return LostRecords
 	case open.marks&ticketChanged != 0:
 		return Changed
+	}
+	if guard.Off(guard.InsertLocked) {
+		w.mu.Unlock()
+		defer w.mu.Lock() // for endDrain
 	}
 	insert()
 	keep = true

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -202,8 +203,8 @@ func Dead() *Watch { return deadWatch }
 // by another thread between the two hides that the entry found was dropped.
 func (w *Watch) Valid() bool {
 	g := atomic.LoadUint64(w.generation)
-	ok := g != 0 && g == atomic.LoadUint64(&w.seen.generation) &&
-		atomic.LoadUint64(w.epoch) == atomic.LoadUint64(&w.seen.epoch)
+	ok := (g != 0 || guard.Off(guard.ZeroDead)) && g == atomic.LoadUint64(&w.seen.generation) &&
+		(atomic.LoadUint64(w.epoch) == atomic.LoadUint64(&w.seen.epoch) || guard.Off(guard.EpochCompared))
 	runtime.KeepAlive(w) // the pages are unmapped when w is unreachable
 	return ok
 }

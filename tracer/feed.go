@@ -138,10 +138,10 @@ func (f *Feed) Close() error {
 		t := f.t
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		f.closeErr = errors.Join(
-			t.control(ctlKill, layout.GenDeath, 0, f.slot.ref),
-			t.closeSlot(f.slot),
-		)
+		if !guard.Off(guard.CloseMarks) {
+			f.closeErr = t.control(ctlKill, layout.GenDeath, 0, f.slot.ref)
+		}
+		f.closeErr = errors.Join(f.closeErr, t.closeSlot(f.slot))
 		delete(t.feeds, f)
 	})
 	return f.closeErr
