@@ -29,7 +29,9 @@ func (c *Cache[H]) deregister(e *entry[H]) {
 	} else {
 		c.count.fail(err)
 		e.failure = err
-		c.zombies.push(e)
+		if !guard.Off(guard.ZombieKept) {
+			c.zombies.push(e)
+		}
 	}
 	c.mu.Unlock()
 	if err != nil {
