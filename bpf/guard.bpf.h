@@ -28,6 +28,8 @@ enum guard {
 	GUARD_ROUND_OUTWARD,
 	GUARD_PARTNER_RESCUE,
 	GUARD_REPLACE_SEEN,
+	GUARD_UNTRACKED,
+	GUARD_FILTERED,
 };
 
 const volatile u64 guards_off;

@@ -154,7 +154,7 @@ static __always_inline int on_exit(struct task_struct *task)
 			struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
 
 			if (e)
-				ADD(&e->foreign_ended, 1);
+				ADD(&e->ended, 1);
 		}
 		bpf_map_delete_elem(&tasks, &tid);
 	}

@@ -109,7 +109,7 @@ static __always_inline void foreign_end(struct inflight *f)
 	struct ummu_epoch *e = epoch_page();
 
 	if (e)
-		ADD(&e->foreign_ended, 1);
+		ADD(&e->ended, 1);
 	f->foreign = 0;
 }
 
@@ -146,17 +146,23 @@ static long post_foreign(void *map, u32 *slot, struct slot_conf *conf, struct fo
  *
  * An end is what comes next of the same task: its next event, or its exit.
  * Until then the change counts as in flight (whoever registers asks the task
- * iterator, see list_tasks). An event outside the calls of cause_of() goes to
- * every watch that it touches.
+ * iterator, see list_tasks). Events nest (a huge page is split inside a zap):
+ * one that comes from deeper in the stack of the same call is part of the
+ * change that is in progress. The notifier is called through the same frames
+ * each time, so the position of our arguments on the stack tells.
+ *
+ * An event outside the calls of cause_of() goes to every watch that it
+ * touches.
  */
 SEC("raw_tp/kvm_unmap_hva_range")
 int hook_kvm_unmap(u64 *ctx)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u32 tid = (u32)bpf_get_current_pid_tgid();
-	u64 mm = (u64)BPF_CORE_READ(task, mm);
+	u64 mm = (u64)BPF_CORE_READ(task, mm), depth = (u64)ctx;
 	struct cause why = {};
 	struct inflight *f;
+	bool nested;
 
 	cause_of(&why, task);
 	if (why.own && !space_of(mm))
@@ -168,7 +174,12 @@ int hook_kvm_unmap(u64 *ctx)
 	f = task_entry(tid, mm);
 	if (!f)
 		return 0;
-	close_previous(f, tid);
+	nested = (f->active || f->foreign) && f->nr == (u32)why.nr && f->a[0] == why.a[0] &&
+		 f->a[1] == why.a[1] && depth < f->depth && (f->foreign != 0) == !why.own;
+	if (!nested) {
+		close_previous(f, tid);
+		f->depth = depth;
+	}
 	f->c = no_inflight.c;
 	f->c.mm = mm;
 	f->c.start = ctx[0];
@@ -182,14 +193,15 @@ int hook_kvm_unmap(u64 *ctx)
 	f->a[0] = why.a[0];
 	f->a[1] = why.a[1];
 	if (why.own) {
-		deliver(tid, DO_BEGIN | DO_POST);
+		deliver(tid, nested ? DO_POST : DO_BEGIN | DO_POST);
 	} else {
 		struct ummu_epoch *e = epoch_page();
 		struct foreign x = { .f = f };
 
-		if (e)
-			add_ordered(&e->foreign_begun, 1);
-		f->foreign = 1;
+		if (e && !nested) {
+			add_ordered(&e->begun, 1);
+			f->foreign = 1;
+		}
 		bpf_for_each_map_elem(&slot_conf, post_foreign, &x, 0);
 	}
 	return 0;

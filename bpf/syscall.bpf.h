@@ -315,6 +315,17 @@ static __always_inline void new_mapping(struct change *c, u32 call, const struct
 		c->kind = UMMU_MAP;
 }
 
+/*
+ * Whether the call that site leaves is the one that f entered. The exit
+ * tracepoints of single calls have no arguments; those of the first mmap were
+ * replaced by what they point to.
+ */
+static __always_inline bool same_call(const struct inflight *f, const struct call_site *site)
+{
+	return f->nr == site->nr && f->abi == site->abi &&
+	       (site->saw != SAW_MAIN || site->call == CALL_OLD_MMAP || same_args(f->a, site->k.a));
+}
+
 static __always_inline int leave(struct call_site *site, struct task_struct *task, s64 ret)
 {
 	u64 mm = (u64)BPF_CORE_READ(task, mm);
@@ -326,7 +337,11 @@ static __always_inline int leave(struct call_site *site, struct task_struct *tas
 	if (!mm || !watched(mm))
 		return 0;
 	f = bpf_map_lookup_elem(&tasks, &tid);
-	if (f && f->active && f->nr == site->nr && f->abi == site->abi) {
+	if (f && f->active && !same_call(f, site)) {
+		count(COUNT_STALE);	/* its end was missed, and the begin of this one */
+		deliver(tid, DO_END);
+	}
+	if (f && f->active) {
 		/* known only now: which of two hooks runs first depends on who
 		 * else has attached to the tracepoints */
 		if (!(f->entered & SAW_MAIN)) {

@@ -175,8 +175,8 @@ struct ummu_epoch {
 	__u64 reserved0[5];
 	/* 64: changes whose address space the hook cannot know; they count for
 	 * every watch */
-	__u64 foreign_begun;
-	__u64 foreign_ended;
+	__u64 begun;
+	__u64 ended;
 	__u64 reserved1[502];
 };
 

@@ -73,6 +73,7 @@ struct inflight {
 	u8 brk;		/* counted in space.brks */
 	u8 pad[1];
 	u64 brk_old;
+	u64 depth;	/* notifier tracepoint: where on the stack the event was */
 	u64 a[6];
 	u8 bank[REFS];	/* the bank that ref[i] was counted in */
 	u8 pad2[4];
@@ -312,11 +313,15 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 
 	if (!(kinds & (1u << (c->kind & 31))))
 		return;
-	if ((conf->flags & SLOT_TRACK) && c->kind <= UMMU_PROTECT &&
+	if ((conf->flags & SLOT_TRACK) && c->kind <= UMMU_PROTECT && ON(GUARD_FILTERED) &&
 	    !interesting(ref, c->start, c->end) &&
 	    (!ON(GUARD_DESTINATION) || !interesting(ref, c->to_start, c->to_end))) {
 		ADD(&st->filtered, 1);
 		return;
+	}
+	if (!ON(GUARD_COMMIT_FIRST)) {
+		ADD(&st->records, 1);
+		ADD(&st->generation, UMMU_GEN_RECORD);
 	}
 	ring = bpf_map_lookup_elem(&slot_ring, &slot);
 	r = ring ? bpf_ringbuf_reserve(ring, sizeof(*r), 0) : NULL;
@@ -326,10 +331,6 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 			ADD(&st->generation, UMMU_GEN_LOSS);
 		}
 		return;
-	}
-	if (!ON(GUARD_COMMIT_FIRST)) {
-		ADD(&st->records, 1);
-		ADD(&st->generation, UMMU_GEN_RECORD);
 	}
 	id = bpf_get_current_pid_tgid();
 	r->time_ns = bpf_ktime_get_ns();
@@ -519,7 +520,7 @@ __noinline int untracked(u64 mm)
 		struct slot_conf *conf = conf_of(ref);
 		struct ummu_status *st = conf ? status_of(ref) : NULL;
 
-		if (st) {
+		if (st && ON(GUARD_UNTRACKED)) {
 			ADD(&st->untracked, 1);
 			ADD(&st->lost, 1);
 			ADD(&st->generation, UMMU_GEN_DEATH);

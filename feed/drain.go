@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -158,9 +159,12 @@ func (w *Watch) drain(to sink) State {
 			return Busy
 		}
 	}
+	if guard.Off(guard.PublishLast) {
+		w.publish(g, e)
+	}
 	switch w.consume(to, limit) {
 	case unfinished:
-		if !dying {
+		if !dying && !guard.Off(guard.BusyRecord) {
 			w.stats.busy.Add(1)
 			return Busy
 		}
@@ -182,7 +186,7 @@ func (w *Watch) drain(to sink) State {
 	}
 	n += unpaired - w.unpaired
 	unexplained := rest > 0 || int64((countOf(g)-w.read)<<16) > 0
-	if n > 0 || unexplained {
+	if n > 0 || unexplained && !guard.Off(guard.WordExplained) {
 		ok := w.deliverLoss(to, n)
 		w.lost, w.unpaired = max(lost, w.lost), unpaired
 		w.read = max(w.read, countOf(g))
@@ -192,14 +196,25 @@ func (w *Watch) drain(to sink) State {
 		}
 	}
 
-	// Everything counted in g and e was applied. Close may have stored 0,
-	// which must stay.
-	atomic.StoreUint64(&w.seen.epoch, e)
-	if !atomic.CompareAndSwapUint64(&w.seen.generation, w.published, g) {
+	if guard.Off(guard.GenerationOld) {
+		g = atomic.LoadUint64(w.generation)
+	}
+	// Everything counted in g and e was applied.
+	if !w.publish(g, e) {
 		return DeadState
 	}
-	w.published = g
 	return Fresh
+}
+
+// publish makes the watch valid as of g and e; false: not so, because Close
+// has stored 0 meanwhile, which must stay.
+func (w *Watch) publish(g, e uint64) bool {
+	atomic.StoreUint64(&w.seen.epoch, e)
+	if !atomic.CompareAndSwapUint64(&w.seen.generation, w.published, g) {
+		return false
+	}
+	w.published = g
+	return true
 }
 
 // giveUp makes the watch invalid for ever; its end is still to be delivered.

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -40,7 +41,11 @@ func takeSeen() (*seen, error) {
 		if err != nil {
 			return nil, fmt.Errorf("map page wiped on fork: %w", err)
 		}
-		if err := unix.Madvise(unsafe.Slice((*byte)(page), size), unix.MADV_WIPEONFORK); err != nil {
+		advice := unix.MADV_WIPEONFORK
+		if guard.Off(guard.WipeOnFork) {
+			advice = unix.MADV_NORMAL
+		}
+		if err := unix.Madvise(unsafe.Slice((*byte)(page), size), advice); err != nil {
 			unix.MunmapPtr(page, size)
 			return nil, fmt.Errorf("madvise MADV_WIPEONFORK (Linux 4.14): %w", err)
 		}

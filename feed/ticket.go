@@ -8,7 +8,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -75,7 +78,7 @@ func (in *interest) mark(pos uint64, r *mm.Record) {
 	}
 	in.mu.Lock()
 	for _, t := range in.tickets {
-		if pos >= t.pos && r.Touches(t.r) {
+		if pos >= t.pos && r.Touches(t.r) && !guard.Off(guard.TicketMarked) {
 			t.marks |= ticketChanged
 		}
 	}
@@ -130,6 +133,7 @@ func (w *Watch) Begin(r mm.Range) Ticket {
 	if !w.seen.isAlive() || r.Empty() {
 		return Ticket{}
 	}
+	settled := guard.Off(guard.BeginWaits) || guard.Off(guard.InterestFirst) && w.settle()
 	in := &w.interest
 	in.mu.Lock()
 	in.add(r)
@@ -151,8 +155,7 @@ func (w *Watch) Begin(r mm.Range) Ticket {
 	t.pos = atomic.LoadUint64(w.ring.producer)
 	in.mu.Unlock()
 
-	settled := w.settle()
-	if settled {
+	if settled || w.settle() {
 		in.mu.Lock()
 		t.settled = true
 		in.mu.Unlock()
@@ -168,8 +171,18 @@ const settleLimit = 2 * time.Millisecond
 // first, equals begun, loaded later, they were equal when ended was loaded.
 // (ended >= begun with begun loaded first proves nothing.)
 func (w *Watch) quiet(bank int) bool {
+	if guard.Off(guard.EndedFirst) {
+		begun := atomic.LoadUint64(&w.status.Begun[bank])
+		return atomic.LoadUint64(&w.status.Ended[bank]) >= begun
+	}
 	ended := atomic.LoadUint64(&w.status.Ended[bank])
 	return ended == atomic.LoadUint64(&w.status.Begun[bank])
+}
+
+// quietForeign is quiet for the changes of unknown address spaces.
+func (w *Watch) quietForeign() bool {
+	ended := atomic.LoadUint64(&w.epochPage.Ended)
+	return ended == atomic.LoadUint64(&w.epochPage.Begun)
 }
 
 // settle waits until each bank was quiet at some moment of the call; the
@@ -183,9 +196,17 @@ func (w *Watch) quiet(bank int) bool {
 // later: it finds the interest. So changing the bank is always safe.
 func (w *Watch) settle() bool {
 	defer runtime.KeepAlive(w)
-	q0, q1 := w.quiet(0), w.quiet(1)
-	if q0 && q1 {
+	q0, q1, qf := w.quiet(0), w.quiet(1), w.quietForeign()
+	if q0 && q1 && qf {
 		return true
+	}
+	if w.marker != nil {
+		// This thread's last change is over: show the kernel side that.
+		unix.Madvise(w.marker, unix.MADV_DONTNEED)
+		q0, q1 = q0 || w.quiet(0), q1 || w.quiet(1)
+		if q0 && q1 && qf {
+			return true
+		}
 	}
 	w.stats.waits.Add(1)
 	start := time.Now()
@@ -197,11 +218,14 @@ func (w *Watch) settle() bool {
 	}()
 	pause := 5 * time.Microsecond
 	for i := 0; ; i++ {
-		q0, q1 = q0 || w.quiet(0), q1 || w.quiet(1)
-		if q0 && q1 {
+		q0, q1, qf = q0 || w.quiet(0), q1 || w.quiet(1), qf || w.quietForeign()
+		if q0 && q1 && qf {
 			return true
 		}
-		if !flipping && (q0 || q1) && w.flip.TryLock() {
+		if w.mem.Settle != nil && i%10 == 5 && w.mem.Settle() {
+			return true
+		}
+		if !flipping && (q0 || q1) && !guard.Off(guard.BankFlipped) && w.flip.TryLock() {
 			flipping = true
 			bank := uint32(0)
 			if q1 {
@@ -254,7 +278,7 @@ func (w *Watch) commit(t Ticket, apply func(*mm.Record), insert func()) (v Verdi
 	}
 	// Classified before the drain: whoever changes the mapping after we
 	// looked leaves a record, or is a change in flight.
-	if w.Gaps()&layout.GapFile != 0 {
+	if w.Gaps()&layout.GapFile != 0 && !guard.Off(guard.FileRefused) {
 		if v := w.maps.classify(open.r); v != Cacheable {
 			return v
 		}
@@ -270,10 +294,14 @@ func (w *Watch) commit(t Ticket, apply func(*mm.Record), insert func()) (v Verdi
 		return IsDead
 	case state == Busy:
 		return InFlight
-	case open.marks&ticketLost != 0:
+	case open.marks&ticketLost != 0 && !guard.Off(guard.LossRefuses):
 		return LostRecords
 	case open.marks&ticketChanged != 0:
 		return Changed
+	}
+	if guard.Off(guard.InsertLocked) {
+		w.mu.Unlock()
+		defer w.mu.Lock() // for endDrain
 	}
 	insert()
 	keep = true

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -37,6 +38,9 @@ type Memory struct {
 	// Maps is the maps file of the watched address space; empty means
 	// /proc/self/maps.
 	Maps string
+	// Settle, if not nil, reports that no change which began before the call
+	// is in flight. Begin asks it where the tier sees no ends of changes.
+	Settle func() bool
 	// Release, if not nil, is called once by Close.
 	Release func() error
 }
@@ -49,13 +53,15 @@ type Watch struct {
 	epoch      *uint64
 	seen       *seen
 
-	status   *layout.Status
-	interest interest
-	ring     ring
-	mem      Memory
-	closed   atomic.Bool
-	gone     chan struct{} // closed when Close has done its work
-	closeErr error         // written before gone is closed
+	status    *layout.Status
+	epochPage *layout.Epoch
+	marker    []byte // a page of ours; see settle
+	interest  interest
+	ring      ring
+	mem       Memory
+	closed    atomic.Bool
+	gone      chan struct{} // closed when Close has done its work
+	closeErr  error         // written before gone is closed
 
 	// mu is the drain lock. It is only ever taken by TryLock, and callbacks
 	// run under it: whoever cannot have it at once says Busy, or polls for a
@@ -124,6 +130,7 @@ func New(m Memory) (*Watch, error) {
 	w := &Watch{
 		generation: &st.Generation,
 		epoch:      &ep.Word,
+		epochPage:  ep,
 		seen:       s,
 		status:     st,
 		mem:        m,
@@ -136,6 +143,15 @@ func New(m Memory) (*Watch, error) {
 		},
 	}
 	w.interest.init(in)
+	if st.Tier == layout.TierNotifierTracepoint && (m.Maps == "" || m.Maps == "/proc/self/maps") {
+		b, err := unix.Mmap(-1, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+		if err != nil {
+			giveSeen(s)
+			return nil, fmt.Errorf("make watch: %w", err)
+		}
+		w.marker = b
+		in.Marker = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	}
 	w.maps.path = m.Maps
 	if w.maps.path == "" {
 		w.maps.path = "/proc/self/maps"
@@ -158,7 +174,7 @@ func New(m Memory) (*Watch, error) {
 	// The pages that Valid reads, and with them all others, stay mapped as
 	// long as somebody can call it.
 	m.Release = nil // may refer to w
-	runtime.AddCleanup(w, func(m mappings) { m.unmap() }, mappings{m, s})
+	runtime.AddCleanup(w, func(m mappings) { m.unmap() }, mappings{m, s, w.marker})
 	return w, nil
 }
 
@@ -166,6 +182,7 @@ func New(m Memory) (*Watch, error) {
 type mappings struct {
 	mem  Memory
 	seen *seen
+	own  []byte // the marker page
 }
 
 func (m mappings) each(f func([]byte)) {
@@ -176,6 +193,9 @@ func (m mappings) each(f func([]byte)) {
 
 func (m mappings) unmap() {
 	giveSeen(m.seen)
+	if m.own != nil {
+		unix.Munmap(m.own)
+	}
 	m.each(func(b []byte) {
 		// Known to package unix if it made the mapping, else ours to undo.
 		if unix.Munmap(b) != nil {
@@ -202,8 +222,8 @@ func Dead() *Watch { return deadWatch }
 // by another thread between the two hides that the entry found was dropped.
 func (w *Watch) Valid() bool {
 	g := atomic.LoadUint64(w.generation)
-	ok := g != 0 && g == atomic.LoadUint64(&w.seen.generation) &&
-		atomic.LoadUint64(w.epoch) == atomic.LoadUint64(&w.seen.epoch)
+	ok := (g != 0 || guard.Off(guard.ZeroDead)) && g == atomic.LoadUint64(&w.seen.generation) &&
+		(atomic.LoadUint64(w.epoch) == atomic.LoadUint64(&w.seen.epoch) || guard.Off(guard.EpochCompared))
 	runtime.KeepAlive(w) // the pages are unmapped when w is unreachable
 	return ok
 }

@@ -58,7 +58,6 @@ type links[H any] struct {
 	seen        uint64 // hits when a victim was last looked for
 	failure     error  // what Deregister returned, of a zombie
 	tree        uint8  // which tree it is linked in, or noTree
-	_           [40]byte
 }
 
 func (e *entry[H]) span() mm.Range { return mm.Range{Start: e.start, End: e.end} }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -22,13 +23,15 @@ func (c *Cache[H]) deregister(e *entry[H]) {
 	}
 	err := c.reg.Deregister(e.handle)
 	c.mu.Lock()
-	if err == nil {
+	if err == nil || guard.Off(guard.ZombieKept) {
 		c.count.deregistrations++
 		c.registered -= e.size()
 	} else {
 		c.count.fail(err)
 		e.failure = err
-		c.zombies.push(e)
+		if !guard.Off(guard.ZombieKept) {
+			c.zombies.push(e)
+		}
 	}
 	c.mu.Unlock()
 	if err != nil {
@@ -170,7 +173,7 @@ func (c *Cache[H]) Run(ctx context.Context) error {
 func (c *Cache[H]) drainLoop(ctx context.Context) {
 	pause := time.NewTimer(unfinished)
 	defer pause.Stop()
-	for c.w.Wait(ctx) == nil {
+	for c.w.Wait(ctx) == nil && !guard.Off(guard.StaleReaped) {
 		switch c.refresh() {
 		case feed.Fresh:
 		case feed.Busy:

@@ -95,7 +95,7 @@ func TestURing(t *testing.T) {
 // end before it is told to, so this needs no luck.
 func TestInFlightAtWatch(t *testing.T) {
 	p := startTracee(t)
-	w := p.do(t, "block")
+	w := p.do(t, "block 1")
 	tid, addr := uint32(w[0]), mm.Addr(w[1])
 	s := watch(t, shared, PID(p.pid), WatchOptions{})
 	if records := drain(t, s); len(records) != 0 {
@@ -117,7 +117,7 @@ func TestInFlightAtWatch(t *testing.T) {
 	}
 
 	// with the watch there, the same call is whole
-	w = p.do(t, "block")
+	w = p.do(t, "block 1")
 	tid, addr = uint32(w[0]), mm.Addr(w[1])
 	begins := those(drain(t, s), of)
 	if len(begins) != 1 || begins[0].Phase != mm.PhaseBegin {
@@ -132,6 +132,26 @@ func TestInFlightAtWatch(t *testing.T) {
 		if ends := those(drain(t, c.s), of); len(ends) != 1 || ends[0].Phase != mm.PhaseEnd || ends[0].Flags != c.flags {
 			t.Errorf("%s watch: want one end with flags %#x:%s", name, c.flags, show(ends))
 		}
+	}
+}
+
+// The end of a call whose begin was not seen says its own range, also if the
+// end of the task's call before was not seen either.
+func TestUnpairedAfterStale(t *testing.T) {
+	p := startTracee(t)
+	all := watch(t, shared, All(), WatchOptions{RingBytes: 1 << 20})
+	w := p.do(t, "block 2") // the begin of the first is seen
+	tid, first, second := uint32(w[0]), mm.Addr(w[1]), mm.Addr(w[2])
+	if err := all.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.do(t, "release") // its end is not, nor the begin of the second
+	s := watch(t, shared, PID(p.pid), WatchOptions{})
+	p.do(t, "release")
+	records := drain(t, s)
+	ends := those(records, func(x *mm.Record) bool { return x.TID == tid && (x.Range.Start == first || x.Range.Start == second) })
+	if len(ends) != 1 || ends[0].Phase != mm.PhaseEnd || ends[0].Flags != mm.Unpaired || ends[0].Range.Start != second {
+		t.Errorf("want one unpaired end at %v:%s", second, show(records))
 	}
 }
 

@@ -5,9 +5,11 @@ package tracer
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"reflect"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -77,7 +79,17 @@ func (o *objects) addTracer(t *testing.T, tr *Tracer) {
 			}
 		}
 	}
-	fields(reflect.ValueOf(tr.objs.SyscallPrograms))
+	for _, p := range append(slices.Collect(maps.Values(tr.objs.programs)), tr.objs.Control, tr.objs.ListTasks) {
+		info, err := p.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		id, ok := info.ID()
+		if !ok {
+			t.Fatal("program has no id")
+		}
+		o.programs[id] = true
+	}
 	fields(reflect.ValueOf(tr.objs.SyscallMaps))
 	for _, l := range tr.links {
 		info, err := l.Info()

@@ -27,8 +27,8 @@ func TestWithoutPrivileges(t *testing.T) {
 			t.Errorf("error does not name %q: %s", want, c.Text)
 		}
 	}
-	if c.Tier != "none" || c.Unattached != len(syscallHooks) {
-		t.Errorf("coverage: tier %s, %d hooks with an error, want none and %d", c.Tier, c.Unattached, len(syscallHooks))
+	if c.Tier != "none" || c.Unattached != len(hooksOf(TierSyscall)) {
+		t.Errorf("coverage: tier %s, %d hooks with an error, want none and %d", c.Tier, c.Unattached, len(hooksOf(TierSyscall)))
 	}
 	t.Log(c.Text)
 }
@@ -43,8 +43,8 @@ func TestWithoutBTF(t *testing.T) {
 			t.Errorf("error does not name %q: %s", want, c.Text)
 		}
 	}
-	if c.Tier != "none" || c.Unattached != len(syscallHooks) {
-		t.Errorf("coverage: tier %s, %d hooks with an error, want none and %d", c.Tier, c.Unattached, len(syscallHooks))
+	if c.Tier != "none" || c.Unattached != len(hooksOf(TierSyscall)) {
+		t.Errorf("coverage: tier %s, %d hooks with an error, want none and %d", c.Tier, c.Unattached, len(hooksOf(TierSyscall)))
 	}
 	t.Log(c.Text)
 }

@@ -9,9 +9,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -195,6 +197,24 @@ func drain(t testing.TB, s *Stream) []mm.Record {
 		}
 	}
 }
+
+// drainDeaths drains until n address spaces have died. That may be a little
+// after the exit of their last task, while anybody looks at them in /proc.
+func drainDeaths(t testing.TB, s *Stream, n int) []mm.Record {
+	t.Helper()
+	var records []mm.Record
+	for start := time.Now(); ; runtime.Gosched() {
+		records = append(records, drain(t, s)...)
+		if len(those(records, isDeath)) >= n {
+			return records
+		}
+		if time.Since(start) > 20*time.Second {
+			t.Fatalf("want %d deaths of address spaces:%s", n, show(records))
+		}
+	}
+}
+
+func isDeath(r *mm.Record) bool { return r.Flags&mm.SpaceDeath != 0 }
 
 // complete checks that nothing was lost and that Seq counts from first.
 func complete(t testing.TB, records []mm.Record, first uint64) {

@@ -4,6 +4,7 @@ package tracer
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -104,12 +105,12 @@ func TestExecFromThread(t *testing.T) {
 			p.tell(t, "exec")
 			p.ready(t)
 			p.call(t, unix.SYS_MUNMAP, "A+2", mm.PageSize())
-			records := drain(t, s)
+			records := drainDeaths(t, s, 1)
 			complete(t, records, 1)
 			old := records[0].Space
 
 			execs := those(records, func(r *mm.Record) bool { return r.Kind == mm.Exec })
-			deaths := those(records, func(r *mm.Record) bool { return r.Flags&mm.SpaceDeath != 0 })
+			deaths := those(records, isDeath)
 			fresh := those(records, func(r *mm.Record) bool { return r.Kind == mm.Unmap && r.Range == p.page(2, 1) })
 			if len(deaths) != 1 || deaths[0].Space != old {
 				t.Fatalf("deaths, want one of space %x:%s", old, show(records))
@@ -129,11 +130,70 @@ func TestExecFromThread(t *testing.T) {
 				t.Fatalf("%d exec and %d unmap, want 1 and 2:%s", len(execs), len(fresh), show(records))
 			}
 			e := execs[0]
-			if e.PID != uint32(p.pid) || e.TID != e.PID || e.ChildTID == e.TID || e.ChildTID == 0 || e.Space == old || e.Seq < deaths[0].Seq {
+			if e.PID != uint32(p.pid) || e.TID != e.PID || e.ChildTID == e.TID || e.ChildTID == 0 || e.Space == old {
 				t.Errorf("exec:%s", show(records))
 			}
 			if fresh[0].Space != e.Space || fresh[0].Seq < e.Seq {
 				t.Errorf("unmap by the new program:%s", show(fresh))
+			}
+		})
+	}
+}
+
+// posix_spawn: a child that borrows the space and then leaves it by exec. The
+// parent's space goes on; the child's new one is followed if that was asked.
+func TestSpawn(t *testing.T) {
+	for _, follow := range []bool{true, false} {
+		t.Run(map[bool]string{true: "follow", false: "alone"}[follow], func(t *testing.T) {
+			p := startTracee(t)
+			s := watch(t, shared, PID(p.pid), WatchOptions{Follow: follow})
+			p.call(t, unix.SYS_MUNMAP, "A+1", mm.PageSize())
+			child := uint32(p.do(t, "spawn")[0])
+			p.call(t, unix.SYS_MUNMAP, "A+2", mm.PageSize())
+			deaths := 0
+			if follow {
+				deaths = 1
+			}
+			records := drainDeaths(t, s, deaths)
+			complete(t, records, 1)
+			parent := records[0].Space
+			var kinds []string
+			for i := range records {
+				r := &records[i]
+				switch {
+				case r.Kind == mm.Fork:
+					if r.ChildPID != child || r.Flags != mm.NewProcess|mm.SharesSpace || r.Space != parent {
+						t.Errorf("fork:%s", show(records[i:i+1]))
+					}
+					kinds = append(kinds, "fork")
+				case r.Kind == mm.Exec:
+					if r.PID != child || r.Space == parent {
+						t.Errorf("exec:%s", show(records[i:i+1]))
+					}
+					kinds = append(kinds, "exec")
+				case r.Flags&mm.SpaceDeath != 0:
+					if r.Space == parent {
+						t.Errorf("the parent's space died:%s", show(records[i:i+1]))
+					}
+					kinds = append(kinds, "death")
+				case r.Flags&mm.LastTask != 0:
+					if r.PID != child {
+						t.Errorf("exit:%s", show(records[i:i+1]))
+					}
+					kinds = append(kinds, "exit")
+				}
+			}
+			slices.Sort(kinds[min(2, len(kinds)):]) // exit and death come in any order
+			want := []string{"fork"}
+			if follow {
+				want = []string{"fork", "exec", "death", "exit"}
+			}
+			if !slices.Equal(kinds, want) {
+				t.Errorf("saw %v, want %v:%s", kinds, want, show(records))
+			}
+			own := those(records, func(r *mm.Record) bool { return r.Range == p.page(2, 1) })
+			if len(own) != 2 || own[0].Space != parent || own[1].Space != parent {
+				t.Errorf("the parent's own change afterwards:%s", show(records))
 			}
 		})
 	}
@@ -165,7 +225,7 @@ func TestMainThreadExitsFirst(t *testing.T) {
 			if err := p.end(); err != nil {
 				t.Fatalf("tracee: %v", err)
 			}
-			records := drain(t, s)
+			records := drainDeaths(t, s, 1)
 			complete(t, records, 1)
 			unmaps := those(records, func(r *mm.Record) bool {
 				return r.Kind == mm.Unmap && r.TID == worker && r.PID == uint32(p.pid)
@@ -180,7 +240,7 @@ func TestMainThreadExitsFirst(t *testing.T) {
 			}
 			exits := those(records, func(r *mm.Record) bool { return r.Kind == mm.Exit && r.Flags&mm.SpaceDeath == 0 })
 			last := those(exits, func(r *mm.Record) bool { return r.Flags&mm.LastTask != 0 })
-			deaths := those(records, func(r *mm.Record) bool { return r.Flags&mm.SpaceDeath != 0 })
+			deaths := those(records, isDeath)
 			if len(exits) != c.tasks || len(last) != 1 || len(deaths) != 1 {
 				t.Fatalf("%d exits, %d of them the last, %d deaths; want %d, 1, 1:%s", len(exits), len(last), len(deaths), c.tasks, show(records))
 			}

@@ -97,12 +97,14 @@ func Open(o Options) (*Tracer, error) {
 
 // Probe attaches what it can, detaches it again, and reports. With no hook
 // attached at all the tier is "none".
-func Probe() Coverage {
-	t, err := open(Options{})
+func Probe() Coverage { return ProbeTier(TierSyscall) }
+
+// ProbeTier is [Probe] for one tier.
+func ProbeTier(tier Tier) Coverage {
+	t, err := open(Options{Tier: tier})
 	if err != nil {
 		c := Coverage{Gaps: []Gap{{"everything", err.Error()}}}
-		for i := range syscallHooks {
-			h := &syscallHooks[i]
+		for _, h := range hooksOf(tier) {
 			c.Hooks = append(c.Hooks, HookStatus{Hook: h.id, Name: h.name, Sees: h.sees, Required: h.required, Err: err})
 		}
 		return c
@@ -285,7 +287,7 @@ func (t *Tracer) Close() error {
 		feeds = append(feeds, f)
 	}
 	var errs []error
-	if len(feeds) != 0 { // all of them, before the first hook goes
+	if len(feeds) != 0 && !guard.Off(guard.CloseMarks) { // all of them, before the first hook goes
 		errs = append(errs, t.control(ctlEpoch, layout.GenDeath, 0, 0))
 	}
 	t.mu.Unlock()

@@ -157,7 +157,7 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 	statusSpec, interestSpec, ringSpec := t.inner.status.Copy(), t.inner.interest.Copy(), t.inner.ring.Copy()
 	statusSpec.Contents = []ebpf.MapKV{{Key: uint32(0), Value: &layout.Status{
 		Generation: layout.GenStart, Version: layout.Version, Size: uint32(unsafe.Sizeof(layout.Status{})),
-		Tier: layout.TierSyscall, Gaps: layout.GapFile,
+		Tier: uint32(t.coverage.Tier), Gaps: gapBits(t.coverage.Tier),
 	}}}
 	interestSpec.Contents = []ebpf.MapKV{{Key: uint32(0), Value: &layout.Interest{
 		Version: layout.Version, Size: uint32(unsafe.Sizeof(layout.Interest{})),
@@ -219,6 +219,14 @@ func (t *Tracer) eachSlotMap(sl *slot, f func(outer, inner *ebpf.Map) error) err
 	}
 	wg.Wait()
 	return errors.Join(errs[:]...)
+}
+
+// gapBits are the gaps of a tier that a feed must classify for.
+func gapBits(tier Tier) uint32 {
+	if tier == TierSyscall {
+		return layout.GapFile
+	}
+	return 0
 }
 
 // closeSlot ends every reference to a slot, waits until no program uses its

@@ -28,10 +28,12 @@ func newPairer(emit func(*change) error) *pairer {
 
 func pairKey(r *mm.Record) uint64 {
 	if r.Call.ABI == mm.ABIIOUring {
-		return 1<<32 | uint64(r.PID)
+		return uringKey(r)
 	}
 	return uint64(r.TID)
 }
+
+func uringKey(r *mm.Record) uint64 { return 1<<32 | uint64(r.PID) }
 
 func (p *pairer) out(r *mm.Record, open bool) error {
 	p.c = change{*r, open}
@@ -57,6 +59,11 @@ func (p *pairer) add(r *mm.Record) error {
 	case r.Kind == mm.Exit && r.Flags&mm.SpaceDeath == 0:
 		list := p.pending[key]
 		delete(p.pending, key)
+		if r.Flags&mm.LastTask != 0 {
+			ring := uringKey(r)
+			list = append(list, p.pending[ring]...)
+			delete(p.pending, ring)
+		}
 		if err := p.flush(list); err != nil {
 			return err
 		}

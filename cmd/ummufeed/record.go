@@ -64,7 +64,7 @@ when it is full, and at least each second when there is something to write.`,
 			if dash >= 0 {
 				err = startAndWatch(s, &f, &runOptions{t.watchOptions, waitTree}, argv[1:], open)
 			} else {
-				err = traceTargets(&f, &t, open)
+				err = traceTargets(s, &f, &t, open)
 			}
 			if serr := file.Sync(); serr != nil && err == nil && !errors.Is(serr, syscall.EINVAL) {
 				err = fmt.Errorf("write recording: %w", serr)

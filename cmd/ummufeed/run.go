@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"os"
 	"runtime"
 	"sync/atomic"
@@ -160,6 +161,15 @@ func closeOutput(out io.Closer, err error) error {
 	return err
 }
 
+// warnMissing tells about hooks without which less is seen.
+func warnMissing(log *slog.Logger, c tracer.Coverage) {
+	for _, h := range c.Hooks {
+		if !h.Attached {
+			log.Warn("hook is not attached", "hook", h.Name, "sees", h.Sees, "error", h.Err)
+		}
+	}
+}
+
 // startAndWatch starts a program and feeds its records to a sink.
 func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open func(*recording.Meta) (sink, error)) error {
 	wo, err := o.options()
@@ -175,6 +185,7 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 		return err
 	}
 	defer tr.Close()
+	warnMissing(s.log(), tr.Coverage())
 	meta, err := newMeta(tr.Coverage())
 	if err != nil {
 		return err

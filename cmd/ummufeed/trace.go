@@ -52,7 +52,7 @@ Other users' processes need CAP_SYS_PTRACE as well.`,
 			if err != nil {
 				return err
 			}
-			err = traceTargets(&f, &t, func(m *recording.Meta) (sink, error) {
+			err = traceTargets(s, &f, &t, func(m *recording.Meta) (sink, error) {
 				return out.sink(&f, m)
 			})
 			return closeOutput(out, err)
@@ -125,7 +125,7 @@ func mayWatch(t *targets) error {
 }
 
 // traceTargets watches running processes until they end or a signal comes.
-func traceTargets(f *streamFlags, t *targets, open func(*recording.Meta) (sink, error)) error {
+func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Meta) (sink, error)) error {
 	wo, err := t.options()
 	if err != nil {
 		return err
@@ -147,6 +147,7 @@ func traceTargets(f *streamFlags, t *targets, open func(*recording.Meta) (sink, 
 		return err
 	}
 	defer tr.Close()
+	warnMissing(s.log(), tr.Coverage())
 	meta, err := newMeta(tr.Coverage())
 	if err != nil {
 		return err

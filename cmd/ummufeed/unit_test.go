@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -170,6 +171,7 @@ func TestPairsConserve(t *testing.T) {
 			}
 			if rapid.IntRange(0, 9).Draw(t, "exit") == 0 {
 				r.Kind, r.Phase, r.Call = mm.Exit, mm.PhaseEnd, noCall
+				r.Flags = rapid.SampledFrom([]mm.Flags{0, mm.LastTask, mm.SpaceDeath}).Draw(t, "flags")
 			}
 			rs = append(rs, r)
 		}
@@ -456,6 +458,23 @@ func TestCheckReport(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+func TestWarnMissing(t *testing.T) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	warnMissing(streams{err: w}.log(), tracer.Coverage{Hooks: []tracer.HookStatus{
+		{Name: "tp_btf/sys_enter", Attached: true}, {Name: "raw_tp/io_uring_complete", Sees: "ends", Err: tracer.ErrNotSupported},
+	}})
+	w.Close()
+	b, err := io.ReadAll(r)
+	want := "level=WARN msg=\"hook is not attached\" hook=raw_tp/io_uring_complete sees=ends error=\"not supported by this kernel\"\n"
+	if err != nil || string(b) != want {
+		t.Errorf("got %q, want %q, %v", b, want, err)
 	}
 }
 

@@ -27,13 +27,21 @@ type Options struct {
 	// NoWakeup saves the wake-up of a waiting Wait per record, which then
 	// looks every 20 ms instead.
 	NoWakeup bool
+	// Tier is how changes are seen. 0: the strongest that works here, for the
+	// calling process; the syscall tier for another one.
+	Tier tracer.Tier
 }
 
-// The kernel side is loaded once per process, for all its watches.
+// The kernel side is loaded once per process and tier, for all its watches.
 var shared struct {
-	mu     sync.Mutex // guards the fields; held over loading and unloading
-	tracer *tracer.Tracer
-	users  int
+	mu    sync.Mutex // guards the map; held over loading and unloading
+	tiers map[tracer.Tier]*kernelSide
+}
+
+type kernelSide struct {
+	tracer   *tracer.Tracer
+	notifier *tracer.Notifier // of the notifier tiers
+	users    int
 }
 
 // Open opens a watch of one address space. When it returns the kernel side
@@ -43,18 +51,40 @@ var shared struct {
 // It takes some 0.5 s for the first watch of a process (loading and
 // verifying the programs) and milliseconds for each further one.
 func Open(o Options) (*feed.Watch, error) {
-	t, err := acquire()
-	if err != nil {
-		return nil, fmt.Errorf("open local feed: %w", err)
+	self := o.PID == 0 || o.PID == os.Getpid()
+	tiers := []tracer.Tier{o.Tier}
+	switch {
+	case o.Tier == tracer.TierNone && self:
+		tiers = []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint, tracer.TierSyscall}
+	case o.Tier == tracer.TierNone:
+		tiers = []tracer.Tier{tracer.TierSyscall}
+	case o.Tier != tracer.TierSyscall && !self:
+		return nil, fmt.Errorf("open local feed: tier %v needs a notifier in process %d", o.Tier, o.PID)
 	}
-	w, err := open(t, o)
+	var errs []error
+	for _, tier := range tiers {
+		w, err := openTier(tier, o)
+		if err == nil {
+			return w, nil
+		}
+		errs = append(errs, fmt.Errorf("tier %v: %w", tier, err))
+	}
+	return nil, fmt.Errorf("open local feed: %w", errors.Join(errs...))
+}
+
+func openTier(tier tracer.Tier, o Options) (*feed.Watch, error) {
+	k, err := acquire(tier)
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("open local feed: %w", err), release())
+		return nil, err
+	}
+	w, err := open(k.tracer, tier, o)
+	if err != nil {
+		return nil, errors.Join(err, release(tier))
 	}
 	return w, nil
 }
 
-func open(t *tracer.Tracer, o Options) (*feed.Watch, error) {
+func open(t *tracer.Tracer, tier tracer.Tier, o Options) (*feed.Watch, error) {
 	target, maps := tracer.Self(), "/proc/self/maps"
 	if o.PID != 0 && o.PID != os.Getpid() {
 		target, maps = tracer.PID(o.PID), fmt.Sprintf("/proc/%d/maps", o.PID)
@@ -71,7 +101,10 @@ func open(t *tracer.Tracer, o Options) (*feed.Watch, error) {
 		return nil, errors.Join(err, f.Close())
 	}
 	m.Maps = maps
-	m.Release = func() error { return errors.Join(f.Close(), release()) }
+	if tier == tracer.TierNotifierTracepoint {
+		m.Settle = f.Settled
+	}
+	m.Release = func() error { return errors.Join(f.Close(), release(tier)) }
 	w, err := feed.New(m)
 	if err != nil {
 		m.Unmap()
@@ -80,27 +113,41 @@ func open(t *tracer.Tracer, o Options) (*feed.Watch, error) {
 	return w, nil
 }
 
-func acquire() (*tracer.Tracer, error) {
+func acquire(tier tracer.Tier) (*kernelSide, error) {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
-	if shared.tracer == nil {
-		t, err := tracer.Open(tracer.Options{})
-		if err != nil {
+	k := shared.tiers[tier]
+	if k == nil {
+		k = new(kernelSide)
+		var err error
+		if k.tracer, err = tracer.Open(tracer.Options{Tier: tier}); err != nil {
 			return nil, err
 		}
-		shared.tracer = t
+		if tier != tracer.TierSyscall {
+			if k.notifier, err = tracer.MakeNotifier(); err != nil {
+				return nil, errors.Join(err, k.tracer.Close())
+			}
+		}
+		if shared.tiers == nil {
+			shared.tiers = make(map[tracer.Tier]*kernelSide)
+		}
+		shared.tiers[tier] = k
 	}
-	shared.users++
-	return shared.tracer, nil
+	k.users++
+	return k, nil
 }
 
-func release() error {
+func release(tier tracer.Tier) error {
 	shared.mu.Lock()
 	defer shared.mu.Unlock()
-	if shared.users--; shared.users > 0 {
+	k := shared.tiers[tier]
+	if k.users--; k.users > 0 {
 		return nil
 	}
-	t := shared.tracer
-	shared.tracer = nil
-	return t.Close()
+	delete(shared.tiers, tier)
+	err := k.tracer.Close()
+	if k.notifier != nil {
+		err = errors.Join(err, k.notifier.Close())
+	}
+	return err
 }

@@ -30,31 +30,43 @@ const (
 	RoundOutward               // ranges are rounded outward to pages
 	PartnerRescue              // the classic tracepoints stand in for a skipped main hook
 	ReplaceSeen                // MAP_FIXED over a mapping is a change
+	Untracked                  // a change that finds no room to be tracked ends the watch
+	Filtered                   // a change of nothing that is registered makes no record
 	endOfKernelSide
 )
 
-// Guards of the client side.
+// Guards of the loader (tracer).
 const (
-	PublishLast     = endOfKernelSide + iota // the generation seen is published after the entries are dropped
-	BusyRecord                               // a drain stops at an unfinished record without publishing
-	GenerationOld                            // the generation published was loaded before the drain
-	WipeOnFork                               // a forked child's watch is dead
-	BeginWaits                               // Begin waits for changes in flight
-	InterestFirst                            // Begin sets the interest before it looks for changes in flight
-	TicketMarked                             // a change during a registration refuses the commit
-	LossDrops                                // a loss drops everything
-	EpochCompared                            // validity includes the epoch page
-	FileRefused                              // what the tier cannot see is not cached
-	PagesFrozen                              // status and epoch pages are frozen
-	OpenSettles                              // opening a feed waits for changes in flight
-	MissPolled                               // the kernel's miss counters become losses
-	ValidFirst                               // a lookup asks Valid before it looks into the index
-	AccessChecked                            // an entry without the right is no hit
-	PageHull                                 // a change touches entries by whole pages
-	InUseLeaves                              // an invalidated entry in use leaves the index at once
-	EvictIdleOnly                            // only idle entries are evicted
-	FailureUncached                          // a failed registration leaves nothing behind
-	ZombieKept                               // a failed deregistration is kept and retried
+	PagesFrozen = endOfKernelSide + iota // status and epoch pages are frozen
+	OpenSettles                          // opening a feed waits for changes in flight
+	MissPolled                           // the kernel's miss counters become losses
+	CloseMarks                           // closing marks the watches dead first
+	endOfLoader
+)
+
+// Guards of the client side: feed, then regcache.
+const (
+	PublishLast   = endOfLoader + iota // the generation seen is published after the entries are dropped
+	GenerationOld                      // the generation published was loaded before the drain
+	BusyRecord                         // a drain stops at an unfinished record without publishing
+	WordExplained                      // a generation that moved by more than was read is a loss
+	EpochCompared                      // validity includes the epoch page
+	ZeroDead                           // generation 0 is never valid
+	WipeOnFork                         // a forked child's watch is dead
+	InterestFirst                      // Begin sets the interest before it looks for changes in flight
+	BeginWaits                         // Begin waits for changes in flight
+	EndedFirst                         // a bank is quiet if ended, read first, equals begun
+	BankFlipped                        // new changes are counted in the other bank while Begin waits
+	TicketMarked                       // a change during a registration refuses the commit
+	LossRefuses                        // a loss during a registration refuses the commit
+	InsertLocked                       // the entry is inserted under the drain lock
+	FileRefused                        // what the tier cannot see is not cached
+	ValidAsked                         // a lookup asks Valid before it looks into the index
+	LossDrops                          // a loss drops everything
+	InUseLeaves                        // an invalidated entry in use leaves the index at once
+	ChangedTold                        // its holder is told at the release
+	StaleReaped                        // what is stale is deregistered, though nobody looks it up
+	ZombieKept                         // a failed deregistration is kept and retried
 	numGuards
 )
 
@@ -62,13 +74,17 @@ var names = [numGuards]string{
 	"commit-first", "loss-counts", "death-counts", "count-all", "unpaired-loss",
 	"stale-closed", "exit-closed", "space-removed", "incarnation", "compat-abi",
 	"uring-madvise", "brk-race", "vector-limit", "destination", "round-outward",
-	"partner-rescue", "replace-seen",
+	"partner-rescue", "replace-seen", "untracked", "filtered",
 
-	"publish-last", "busy-record", "generation-old", "wipe-on-fork",
-	"begin-waits", "interest-first", "ticket-marked", "loss-drops",
-	"epoch-compared", "file-refused", "pages-frozen", "open-settles",
-	"miss-polled", "valid-first", "access-checked", "page-hull",
-	"in-use-leaves", "evict-idle-only", "failure-uncached", "zombie-kept",
+	"pages-frozen", "open-settles", "miss-polled", "close-marks",
+
+	"publish-last", "generation-old", "busy-record", "word-explained",
+	"epoch-compared", "zero-dead", "wipe-on-fork", "interest-first",
+	"begin-waits", "ended-first", "bank-flipped", "ticket-marked",
+	"loss-refuses", "insert-locked", "file-refused",
+
+	"valid-asked", "loss-drops", "in-use-leaves", "changed-told",
+	"stale-reaped", "zombie-kept",
 }
 
 // String is the guard's name in UMMU_GUARD_OFF.

@@ -13,7 +13,13 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/feed/local"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/tracer"
 )
+
+// The syscall tier sees a change from the entry of its call on. The notifier
+// tiers see it when the kernel begins with it, which is after the place where
+// hold stops it.
+var syscallTier = local.Options{Tier: tracer.TierSyscall}
 
 // hold stops changes of a block in the middle, so that a test can do what
 // others would have to win a race for. A userfaultfd with EVENT_REMOVE makes
@@ -105,7 +111,7 @@ func (h *hold) close() {
 // A change that began before the range was interesting, and is in flight
 // while it is registered: the registration is not kept.
 func TestInFlightWhenInterestIsSet(t *testing.T) {
-	r := newRig(t, local.Options{})
+	r := newRig(t, syscallTier)
 	b := mapBlock(t, 1)
 	defer b.unmap(t)
 	b.touch()
@@ -136,7 +142,7 @@ func TestInFlightWhenInterestIsSet(t *testing.T) {
 // A change that begins between Begin and the registration and ends after the
 // commit.
 func TestInFlightDuringRegistration(t *testing.T) {
-	r := newRig(t, local.Options{})
+	r := newRig(t, syscallTier)
 	b := mapBlock(t, 1)
 	defer b.unmap(t)
 	b.touch()
@@ -160,7 +166,7 @@ func TestInFlightDuringRegistration(t *testing.T) {
 // An entry is not hit from the begin of a change on, though the call has not
 // returned.
 func TestNoHitWhileAChangeIsInFlight(t *testing.T) {
-	r := newRig(t, local.Options{})
+	r := newRig(t, syscallTier)
 	b := mapBlock(t, 1)
 	defer b.unmap(t)
 	r.acquire(b)
@@ -182,7 +188,7 @@ func TestNoHitWhileAChangeIsInFlight(t *testing.T) {
 // A change that was in flight when the watch was opened: opening waits for
 // it, or fails.
 func TestInFlightWhenTheWatchOpens(t *testing.T) {
-	other := newRig(t, local.Options{}) // keeps the kernel side loaded
+	other := newRig(t, syscallTier) // keeps the kernel side loaded
 	b := mapBlock(t, 1)
 	defer b.unmap(t)
 	b.touch()
@@ -194,7 +200,7 @@ func TestInFlightWhenTheWatchOpens(t *testing.T) {
 	}
 	c := make(chan opened)
 	go func() {
-		w, err := local.Open(local.Options{})
+		w, err := local.Open(syscallTier)
 		c <- opened{w, err}
 	}()
 	o := <-c // the change is held until Open has given its answer
@@ -217,7 +223,7 @@ func TestInFlightWhenTheWatchOpens(t *testing.T) {
 	}
 	t.Logf("refused: %v", o.err)
 	letGo()
-	w, err := local.Open(local.Options{})
+	w, err := local.Open(syscallTier)
 	if err != nil {
 		t.Fatalf("after the change: %v", err)
 	}
@@ -226,7 +232,7 @@ func TestInFlightWhenTheWatchOpens(t *testing.T) {
 
 // A change whose record is lost is in flight while its range is registered.
 func TestInFlightWhenItsRecordIsLost(t *testing.T) {
-	r := newRig(t, local.Options{RingBytes: page})
+	r := newRig(t, local.Options{RingBytes: page, Tier: tracer.TierSyscall})
 	noise := mapBlock(t, 1)
 	defer noise.unmap(t)
 	b := mapBlock(t, 1)

@@ -19,12 +19,14 @@
  *   churn T COUNT            T threads map and unmap COUNT pages altogether
  *   vfork | clonevm          a child that shares the space unmaps page 0; "ok PID"
  *   fork COUNT               COUNT children at once unmap page 0; "ok PID ..."
+ *   spawn                    posix_spawn of /bin/true; "ok PID"
  *   exec                     a second thread executes this program; it says "ready"
  *   mainexit                 the main thread exits, another one goes on obeying
  *   sum T                    T threads fill, check and free memory until "stop"
  *   stop                     ends them; "ok ROUNDS WRONG"
- *   block                    a thread sleeps in madvise(page 0 of a memfd, REMOVE); "ok TID ADDR"
- *   release                  lets it go on, and waits for its end; "ok RET"
+ *   block N                  a thread sleeps in madvise(REMOVE) of the first of N (1, 2)
+ *                            memfds, one page each; "ok TID ADDR ..."
+ *   release                  lets it go on, to the next or to its end; "ok RET"
  *   uring MODE               two madvise(DONTNEED) of pages 1-2 and 4: "ok T0 T1 RES RES";
  *                            MODE: inline, async, sqpoll, linked
  *   quit
@@ -39,6 +41,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -227,22 +230,29 @@ static void *summer(void *p)
 	return NULL;
 }
 
-/* ---- a call that stays in flight ---- */
+/* ---- calls that stay in flight ---- */
 
 /*
  * write(memfd, page of a userfaultfd) sleeps with the file's inode locked;
  * madvise(REMOVE) of the same file then sleeps until the page comes.
  */
-static int memfd, uffd;
-static char *shared, *faulty;
-static _Atomic pid_t writer_tid, blocked_tid;
-static long blocked_ret;
+static struct hold {
+	pthread_t thread;
+	_Atomic pid_t tid;
+	int memfd, uffd;
+	char *shared, *faulty;
+} holds[2];
+static int holding, released;
+static pthread_t remover_thread;
+static _Atomic pid_t remover_tid;
+static long removed;
 
 static void *writer(void *p)
 {
-	(void)p;
-	writer_tid = gettid();
-	if (pwrite(memfd, faulty, page, 0) != (ssize_t)page)
+	struct hold *h = p;
+
+	h->tid = gettid();
+	if (pwrite(h->memfd, h->faulty, page, 0) != (ssize_t)page)
 		die("write memfd");
 	return NULL;
 }
@@ -250,72 +260,93 @@ static void *writer(void *p)
 static void *remover(void *p)
 {
 	(void)p;
-	blocked_tid = gettid();
-	blocked_ret = madvise(shared, page, MADV_REMOVE) ? -errno : 0;
+	remover_tid = gettid();
+	for (int i = 0; i < holding; i++)
+		if (madvise(holds[i].shared, page, MADV_REMOVE))
+			removed = -errno;
 	return NULL;
 }
 
-/* Waits until the thread sleeps in call nr. */
-static void await_sleep(_Atomic pid_t *tid, int nr)
+/* Waits until the thread sleeps in pwrite64(_, want) or madvise(want). */
+static void await_sleep(_Atomic pid_t *tid, int nr, const void *want)
 {
-	char path[64], line[128];
+	char path[64], line[256];
+	unsigned long a[2];
 	int fd, in;
 
+	while (!*tid)
+		sched_yield();
+	snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", *tid);
 	for (;;) {
-		while (!*tid)
-			sched_yield();
-		snprintf(path, sizeof(path), "/proc/self/task/%d/syscall", *tid);
 		fd = open(path, O_RDONLY);
 		if (fd < 0)
 			die(path);
 		ssize_t n = read(fd, line, sizeof(line) - 1);
 
 		close(fd);
-		line[n > 0 ? n : 0] = 0;
-		if (sscanf(line, "%d ", &in) == 1 && in == nr)
-			return; /* "running" while it is not asleep */
+		line[n > 0 ? n : 0] = 0; /* "running" while it is not asleep */
+		if (sscanf(line, "%d %lx %lx", &in, &a[0], &a[1]) == 3 && in == nr &&
+		    a[nr == SYS_pwrite64] == (unsigned long)want)
+			return;
 		sched_yield();
 	}
 }
 
-static void block(void)
+static void hold(struct hold *h)
 {
 	struct uffdio_api api = { .api = UFFD_API };
 	struct uffdio_register reg = { .mode = UFFDIO_REGISTER_MODE_MISSING };
 
-	memfd = memfd_create("tracee", 0);
-	if (memfd < 0 || ftruncate(memfd, page))
+	h->memfd = memfd_create("tracee", 0);
+	if (h->memfd < 0 || ftruncate(h->memfd, page))
 		die("memfd");
-	shared = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
-	faulty = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
-	if (uffd < 0 || ioctl(uffd, UFFDIO_API, &api))
+	h->shared = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, h->memfd, 0);
+	h->faulty = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	h->uffd = syscall(SYS_userfaultfd, O_CLOEXEC);
+	if (h->uffd < 0 || ioctl(h->uffd, UFFDIO_API, &api))
 		die("userfaultfd");
-	reg.range.start = (uintptr_t)faulty;
+	reg.range.start = (uintptr_t)h->faulty;
 	reg.range.len = page;
-	if (ioctl(uffd, UFFDIO_REGISTER, &reg))
+	if (ioctl(h->uffd, UFFDIO_REGISTER, &reg))
 		die("register userfaultfd");
-	writer_tid = blocked_tid = 0;
-	if ((errno = pthread_create(&threads[0], NULL, writer, NULL)))
+	h->tid = 0;
+	if ((errno = pthread_create(&h->thread, NULL, writer, h)))
 		die("create thread");
-	await_sleep(&writer_tid, SYS_pwrite64);
-	if ((errno = pthread_create(&threads[1], NULL, remover, NULL)))
+	await_sleep(&h->tid, SYS_pwrite64, h->faulty);
+}
+
+/* n holds, and a thread that madvises one file after the other. */
+static void block(int n)
+{
+	holding = n;
+	released = 0;
+	removed = 0;
+	remover_tid = 0;
+	for (int i = 0; i < n; i++)
+		hold(&holds[i]);
+	if ((errno = pthread_create(&remover_thread, NULL, remover, NULL)))
 		die("create thread");
-	await_sleep(&blocked_tid, SYS_madvise);
-	say("ok %d %#lx", blocked_tid, (unsigned long)shared);
+	await_sleep(&remover_tid, SYS_madvise, holds[0].shared);
+	say("ok %d", remover_tid);
+	for (int i = 0; i < n; i++)
+		say(" %#lx", (unsigned long)holds[i].shared);
 }
 
 static void release(void)
 {
-	struct uffdio_zeropage z = { .range = { (uintptr_t)faulty, page } };
+	struct hold *h = &holds[released++];
+	struct uffdio_zeropage z = { .range = { (uintptr_t)h->faulty, page } };
 
-	if (ioctl(uffd, UFFDIO_ZEROPAGE, &z))
+	if (ioctl(h->uffd, UFFDIO_ZEROPAGE, &z))
 		die("resolve userfault");
-	pthread_join(threads[0], NULL);
-	pthread_join(threads[1], NULL);
-	close(uffd);
-	close(memfd);
-	say("ok %ld", blocked_ret);
+	pthread_join(h->thread, NULL);
+	close(h->uffd);
+	close(h->memfd);
+	if (released < holding)
+		await_sleep(&remover_tid, SYS_madvise, holds[released].shared);
+	else
+		pthread_join(remover_thread, NULL);
+	say("ok %ld", removed);
 }
 
 /* ---- io_uring, without a library ---- */
@@ -536,6 +567,14 @@ static void command(char *line)
 		clone_child(CLONE_VM);
 	} else if (!strcmp(word[0], "fork")) {
 		forks(T);
+	} else if (!strcmp(word[0], "spawn")) {
+		char *argv[] = { "true", NULL };
+		pid_t pid;
+
+		if ((errno = posix_spawn(&pid, "/bin/true", NULL, NULL, argv, environ)))
+			die("spawn");
+		reap(pid);
+		say("ok %d", pid);
 	} else if (!strcmp(word[0], "exec")) {
 		pthread_create(&threads[0], NULL, executor, NULL);
 		pthread_join(threads[0], NULL);
@@ -558,7 +597,7 @@ static void command(char *line)
 			pthread_join(threads[i], NULL);
 		say("ok %lu %lu", sums, wrong);
 	} else if (!strcmp(word[0], "block")) {
-		block();
+		block(T == 2 ? 2 : 1);
 	} else if (!strcmp(word[0], "release")) {
 		release();
 	} else if (!strcmp(word[0], "uring") && n == 2) {
