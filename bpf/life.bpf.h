@@ -55,7 +55,7 @@ __noinline int give(u64 mm, u32 tgid, u32 place, u64 ref)
 	count(COUNT_SPACES_FULL);
 	st = status_of(ref);
 	if (st) {
-		ADD(&st->lost, 1);
+		add_ordered(&st->lost, 1);
 		ADD(&st->generation, UMMU_GEN_LOSS);
 	}
 	return 0;

@@ -129,13 +129,13 @@ struct ummu_record {
 /*
  * The generation word of a watch and the epoch word: 64 bits, moved only by
  * additions whose result nobody needs. A client compares the whole word for
- * equality. The parts only say why it moved; carries between them are
- * harmless, because a word that moved never comes back to an old value.
+ * equality. The low 48 bits count every move, so that it takes 2^48 of them to
+ * come back to an old value; the bits above say why it moved.
  */
 #define UMMU_GEN_START	1ULL		/* 0 is never a live generation */
 #define UMMU_GEN_RECORD	1ULL
-#define UMMU_GEN_LOSS	(1ULL << 48)
-#define UMMU_GEN_DEATH	(1ULL << 56)
+#define UMMU_GEN_LOSS	((1ULL << 48) + 1)
+#define UMMU_GEN_DEATH	((1ULL << 56) + 1)
 
 /* Two banks of in-flight counters, as in SRCU; see feed.Watch.Begin. */
 #define UMMU_BANKS 2

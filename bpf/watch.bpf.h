@@ -226,7 +226,8 @@ const struct ummu_interest *const type_interest;
 
 /*
  * Addition and full barrier, for begun before the interest is read: the
- * client sets its interest, fences, then reads begun. Plain atomic adds are
+ * client sets its interest, fences, then reads begun. Also for a counter that
+ * explains a move of the generation, which must be visible before it. Plain atomic adds are
  * full barriers on x86-64; on arm64 only the form that returns the old value
  * is (needs 5.12), so there the result is kept alive.
  */
@@ -327,7 +328,7 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 	r = ring ? bpf_ringbuf_reserve(ring, sizeof(*r), 0) : NULL;
 	if (!r) {
 		if (ON(GUARD_LOSS_COUNTS)) {
-			ADD(&st->lost, 1);
+			add_ordered(&st->lost, 1);
 			ADD(&st->generation, UMMU_GEN_LOSS);
 		}
 		return;
@@ -416,6 +417,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 		if (conf->flags & SLOT_TRACK) {
 			struct ummu_interest *in = interest_of(ref);
 
+			/* nothing of the client's: it only shows where it is */
 			if (in && in->marker && in->marker == f->c.start &&
 			    f->c.hook == UMMU_HOOK_KVM_UNMAP)
 				return 0;
@@ -442,7 +444,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 		 * change may be older than what the watch knows */
 		if ((how & DO_PAIR) && f->ref[i] != ref && ON(GUARD_UNPAIRED_LOSS)) {
 			flags |= UMMU_F_UNPAIRED;
-			ADD(&st->unpaired, 1);
+			add_ordered(&st->unpaired, 1);
 			ADD(&st->generation, UMMU_GEN_LOSS);
 		}
 		post(&f->c, ref, conf, st, flags);
@@ -454,7 +456,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 		f->ref[i] = 0;
 	}
 	if ((how & DO_DEATH) && (conf->flags & SLOT_TRACK) && ON(GUARD_DEATH_COUNTS)) {
-		ADD(&st->deaths, 1);
+		add_ordered(&st->deaths, 1);
 		ADD(&st->generation, UMMU_GEN_DEATH);
 	}
 	return 0;
@@ -521,8 +523,8 @@ __noinline int untracked(u64 mm)
 		struct ummu_status *st = conf ? status_of(ref) : NULL;
 
 		if (st && ON(GUARD_UNTRACKED)) {
-			ADD(&st->untracked, 1);
-			ADD(&st->lost, 1);
+			add_ordered(&st->untracked, 1);
+			add_ordered(&st->lost, 1);
 			ADD(&st->generation, UMMU_GEN_DEATH);
 		}
 	}

@@ -108,12 +108,12 @@ func (r *ring) release() {
 	}
 }
 
-// countOf and lossesOf are the parts of a generation word: records, modulo
+// movesOf and lossesOf are the parts of a generation word: moves, modulo
 // 1<<48, and losses plus 256 for each death, modulo 1<<16.
-func countOf(g uint64) uint64  { return (g - layout.GenStart) & (layout.GenLoss - 1) }
-func lossesOf(g uint64) uint16 { return uint16((g - layout.GenStart) / layout.GenLoss) }
+func movesOf(g uint64) uint64  { return (g - layout.GenStart) & (1<<48 - 1) }
+func lossesOf(g uint64) uint16 { return uint16((g - layout.GenStart) >> 48) }
 
-const deathUnits = layout.GenDeath / layout.GenLoss
+const deathUnits = layout.GenDeath >> 48
 
 // died reports whether the kernel side has given the watch up.
 func (w *Watch) died() bool {
@@ -139,13 +139,13 @@ func (w *Watch) drain(to sink) State {
 	// moved long after g was loaded the two cannot be compared.)
 	var rest int16
 	if lost == w.lost && unpaired == w.unpaired {
-		rest = int16(lossesOf(g) - w.excess - uint16(lost+unpaired))
+		rest = int16(lossesOf(g) - uint16(w.excess+lost+unpaired))
 	}
 	if rest >= deathUnits/2 {
 		dying = true
 	}
 	// The epoch word has no counters. Its parts are as the generation's.
-	if uint16((e-w.epochKnown)/layout.GenLoss) >= deathUnits {
+	if uint16((e-w.epochKnown)>>48) >= deathUnits {
 		dying = true
 	}
 	if dying {
@@ -185,12 +185,13 @@ func (w *Watch) drain(to sink) State {
 		n = lost - w.lost
 	}
 	n += unpaired - w.unpaired
-	unexplained := rest > 0 || int64((countOf(g)-w.read)<<16) > 0
-	if n > 0 || unexplained && !guard.Off(guard.WordExplained) {
+	w.excess += uint64(max(rest, 0))
+	// records that the word counts and the ring did not hold
+	missing := int64((movesOf(g)-w.read-lost-unpaired-w.excess)<<16) >> 16
+	if n > 0 || (rest > 0 || missing > 0) && !guard.Off(guard.WordExplained) {
 		ok := w.deliverLoss(to, n)
 		w.lost, w.unpaired = max(lost, w.lost), unpaired
-		w.read = max(w.read, countOf(g))
-		w.excess += uint16(max(rest, 0))
+		w.read += uint64(max(missing, 0))
 		if !ok {
 			return Busy
 		}

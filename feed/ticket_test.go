@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -175,6 +176,63 @@ func TestQuietNeverDuringOverlappingChanges(t *testing.T) {
 	c.End()
 	if !feed.Quiet(w, 0) {
 		t.Error("not quiet at the end")
+	}
+}
+
+// A change that begins while Begin waits for an older one finds the interest,
+// so that it leaves a record, or Begin waits for it too. Each round is too late
+// if it takes longer than Begin waits.
+func TestInterestBeforeQuiet(t *testing.T) {
+	r := pages(10, 20)
+	inTime := 0
+	for round := 0; round < 1000 && inTime < 20; round++ {
+		p, w := pair(t, feedtest.Options{})
+		older := p.Begin(mm.Zap, pages(500, 501), mm.Range{})
+		var ticket feed.Ticket
+		var wg sync.WaitGroup
+		wg.Go(func() { ticket = w.Begin(r) })
+		for atomic.LoadUint32(&p.Interest.Bank) == 0 { // it waits
+			runtime.Gosched()
+		}
+		younger := p.Begin(mm.Zap, pages(12, 13), mm.Range{}) // in the other bank
+		older.End()
+		wg.Wait()
+		switch v := w.Commit(ticket, nil, func() {}); v {
+		case feed.Cacheable:
+			t.Fatal("cacheable with a change of the range in flight")
+		case feed.Changed:
+			inTime++
+		}
+		younger.End()
+	}
+	if inTime < 20 {
+		t.Errorf("only %d rounds were in time", inTime)
+	}
+}
+
+// From the drain of Commit until the entry is inserted nobody else drains:
+// what changes in between is drained later, when the entry is there.
+func TestInsertIsUnderTheDrainLock(t *testing.T) {
+	p, w := pair(t, feedtest.Options{})
+	r := pages(10, 20)
+	v := w.Commit(w.Begin(r), nil, func() {
+		p.Change(mm.Zap, pages(12, 13))
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if s := w.Drain(func(*mm.Record) { t.Error("a change is gone before the entry was there") }); s != feed.Busy {
+				t.Errorf("drain before the entry is there: %v", s)
+			}
+		})
+		wg.Wait()
+	})
+	if v != feed.Cacheable {
+		t.Fatal(v)
+	}
+	if w.Valid() {
+		t.Error("valid with a change not drained")
+	}
+	if s, got := drain(w); s != feed.Fresh || len(got) != 1 {
+		t.Errorf("drained %v: %v", got, s)
 	}
 }
 

@@ -74,7 +74,7 @@ type Watch struct {
 	lost       uint64 // status.lost up to which losses were delivered
 	unpaired   uint64 // status.unpaired likewise
 	read       uint64 // records read, in the count of the generation word
-	excess     uint16 // losses of the generation word that no counter explained
+	excess     uint64 // losses of the generation word that no counter explained
 	seq        uint64
 	rec        mm.Record // handed to callbacks
 	loss       mm.Record
@@ -164,7 +164,7 @@ func New(m Memory) (*Watch, error) {
 	w.published = atomic.LoadUint64(w.generation)
 	w.lost, w.unpaired = atomic.LoadUint64(&st.Lost), atomic.LoadUint64(&st.Unpaired)
 	if w.ring.pos != 0 {
-		w.read = countOf(w.published)
+		w.read = movesOf(w.published) - w.lost - w.unpaired
 	}
 	atomic.StoreUint64(&s.epoch, w.epochKnown)
 	atomic.StoreUint64(&s.alive, 1)
@@ -284,6 +284,9 @@ func (w *Watch) Wait(ctx context.Context) error {
 // patience bounds how long a call polls for the drain lock before it gives up.
 const patience = 250 * time.Millisecond
 
+// closePatience is that of Close, which promises more.
+const closePatience = 2 * time.Second
+
 // lock takes the drain lock, or gives up after a while: the holder may be our
 // own caller, in a callback.
 func (w *Watch) lock(limit time.Duration) bool {
@@ -315,7 +318,7 @@ func (w *Watch) unlock() {
 
 // Close ends the watch: lookups miss from its first instruction on, and no
 // callback runs after it has returned. Called from a callback it returns
-// after 250 ms at most, and the rest is done when the callback has returned.
+// after 2 s at most, and the rest is done when the callback has returned.
 // It is idempotent; each call returns what Release returned.
 func (w *Watch) Close() error {
 	if w.status == nil {
@@ -333,7 +336,7 @@ func (w *Watch) Close() error {
 		return w.closeErr
 	default:
 	}
-	timer := time.NewTimer(patience)
+	timer := time.NewTimer(closePatience)
 	defer timer.Stop()
 	select {
 	case <-w.gone:

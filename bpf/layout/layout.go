@@ -74,8 +74,8 @@ const (
 
 	GenStart  = 0x1
 	GenRecord = 0x1
-	GenLoss   = 0x1000000000000
-	GenDeath  = 0x100000000000000
+	GenLoss   = 0x1000000000001
+	GenDeath  = 0x100000000000001
 
 	Banks          = 0x2
 	InterestLevels = 0x3
