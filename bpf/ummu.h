@@ -99,6 +99,7 @@ enum ummu_tier {
 
 /* What a tier cannot see; a range it concerns is not cacheable there. */
 enum ummu_gap {
+	UMMU_GAP_DRIVER = 1 << 1, /* mappings of a device driver, and the kernel's own */
 	UMMU_GAP_FILE = 1 << 0,	/* pages of a file or shared object, dropped by anybody who has it */
 };
 

@@ -302,6 +302,25 @@ __noinline int interesting(u64 ref, u64 start, u64 end)
 	return 1;
 }
 
+/*
+ * Waking a reader costs the watched task more than its record. The reader of
+ * a stream looks by itself every few milliseconds, so it is only woken when
+ * the ring fills up: by a few records on the way past a quarter.
+ */
+#define WAKE_WINDOW 2048
+
+static __always_inline u64 wakeup(void *ring, const struct slot_conf *conf)
+{
+	u64 past;
+
+	if (conf->flags & SLOT_NO_WAKEUP)
+		return BPF_RB_NO_WAKEUP;
+	if (!(conf->flags & SLOT_SPACE))
+		return 0;
+	past = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) - bpf_ringbuf_query(ring, BPF_RB_RING_SIZE) / 4;
+	return past < WAKE_WINDOW ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
 /* Writes the record of f for one watch. Every way to fail is counted. */
 static __always_inline void post(const struct change *c, u64 ref, struct slot_conf *conf,
 				 struct ummu_status *st, u16 flags)
@@ -362,7 +381,7 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 		r->space = c->mm * space_key;
 		bpf_get_current_comm(r->comm, sizeof(r->comm));
 	}
-	bpf_ringbuf_submit(r, conf->flags & SLOT_NO_WAKEUP ? BPF_RB_NO_WAKEUP : 0);
+	bpf_ringbuf_submit(r, wakeup(ring, conf));
 	if (ON(GUARD_COMMIT_FIRST)) {
 		ADD(&st->records, 1);
 		ADD(&st->generation, UMMU_GEN_RECORD);

@@ -21,7 +21,8 @@ import (
 // keeps the file open: it belongs to the address space that was there then,
 // and holds no reference that keeps its memory alive.
 type maps struct {
-	path string
+	files bool // the tier sees what happens to files
+	path  string
 
 	mu    sync.Mutex // guards what is below, and is held over reads of the file
 	file  *os.File
@@ -88,7 +89,7 @@ func (m *maps) classify(r mm.Range) Verdict {
 	if _, err := m.file.Seek(0, io.SeekStart); err != nil {
 		return Unclassified
 	}
-	return classifyText(m.file, r)
+	return m.classifyText(m.file, r)
 }
 
 // ask uses the ioctl; false: it does not work here.
@@ -115,7 +116,10 @@ func (m *maps) askFile(fd uintptr, r mm.Range) (Verdict, bool) {
 		case unix.ENOENT:
 			return NoMapping, true
 		case unix.ENAMETOOLONG: // a file's path
-			return FileBacked, true
+			if !m.files {
+				return FileBacked, true
+			}
+			return Unclassified, true // and where the mapping ends is not known
 		case unix.ESRCH: // the address space is gone
 			return Unclassified, true
 		default:
@@ -124,7 +128,7 @@ func (m *maps) askFile(fd uintptr, r mm.Range) (Verdict, bool) {
 		if q.vmaEnd <= a {
 			return Unclassified, true
 		}
-		if v := classifyVMA(q.vmaFlags&procmapShared != 0, q.inode != 0, name); v != Cacheable {
+		if v := m.verdict(classifyVMA(q.vmaFlags&procmapShared != 0, q.inode != 0, name)); v != Cacheable {
 			return v, true
 		}
 	}
@@ -154,8 +158,16 @@ func classifyVMA(shared, inode bool, name string) Verdict {
 // errMapsLine is a line of a maps file that cannot be read.
 var errMapsLine = errors.New("malformed line of maps file")
 
+// verdict is v on this tier.
+func (m *maps) verdict(v Verdict) Verdict {
+	if v == FileBacked && m.files {
+		return Cacheable
+	}
+	return v
+}
+
 // classifyText reads the text of a maps file (proc_pid_maps(5)).
-func classifyText(f io.Reader, r mm.Range) Verdict {
+func (m *maps) classifyText(f io.Reader, r mm.Range) Verdict {
 	next := uint64(r.Start) // everything below is classified
 	in := bufio.NewReaderSize(f, 64<<10)
 	for {
@@ -175,7 +187,7 @@ func classifyText(f io.Reader, r mm.Range) Verdict {
 		case start > next:
 			return NoMapping
 		}
-		if v := classifyVMA(shared, inode, name); v != Cacheable {
+		if v := m.verdict(classifyVMA(shared, inode, name)); v != Cacheable {
 			return v
 		}
 		if next = end; next >= uint64(r.End) {

@@ -12,7 +12,10 @@ import (
 var InterestHash = interestHash
 
 // ClassifyText classifies by a maps file's text alone.
-func ClassifyText(maps string, r mm.Range) Verdict { return classifyText(strings.NewReader(maps), r) }
+func ClassifyText(text string, r mm.Range) Verdict {
+	var m maps
+	return m.classifyText(strings.NewReader(text), r)
+}
 
 // Classify classifies as Commit does; text forces the fallback.
 func Classify(path string, r mm.Range, text bool) Verdict {

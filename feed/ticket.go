@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
@@ -278,7 +277,7 @@ func (w *Watch) commit(t Ticket, apply func(*mm.Record), insert func()) (v Verdi
 	}
 	// Classified before the drain: whoever changes the mapping after we
 	// looked leaves a record, or is a change in flight.
-	if w.Gaps()&layout.GapFile != 0 && !guard.Off(guard.FileRefused) {
+	if w.Gaps() != 0 && !guard.Off(guard.FileRefused) {
 		if v := w.maps.classify(open.r); v != Cacheable {
 			return v
 		}

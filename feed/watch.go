@@ -153,6 +153,7 @@ func New(m Memory) (*Watch, error) {
 		in.Marker = uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
 	}
 	w.maps.path = m.Maps
+	w.maps.files = st.Gaps&layout.GapFile == 0
 	if w.maps.path == "" {
 		w.maps.path = "/proc/self/maps"
 	}

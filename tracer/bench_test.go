@@ -79,7 +79,7 @@ func BenchmarkRead(b *testing.B) {
 	}
 }
 
-// BenchmarkTarget is what one call costs the process that makes it: munmap of
+// BenchmarkTarget is the processor time that one call costs its thread: munmap of
 // one touched page and madvise(DONTNEED) of an untouched one, with nothing
 // loaded, with the hooks attached but another process watched, and watched.
 func BenchmarkTarget(b *testing.B) {

@@ -224,9 +224,9 @@ func (t *Tracer) eachSlotMap(sl *slot, f func(outer, inner *ebpf.Map) error) err
 // gapBits are the gaps of a tier that a feed must classify for.
 func gapBits(tier Tier) uint32 {
 	if tier == TierSyscall {
-		return layout.GapFile
+		return layout.GapFile | layout.GapDriver
 	}
-	return 0
+	return layout.GapDriver
 }
 
 // closeSlot ends every reference to a slot, waits until no program uses its

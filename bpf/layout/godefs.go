@@ -39,30 +39,31 @@ const (
 	TierNotifierTracepoint = C.UMMU_TIER_NOTIFIER_TRACEPOINT
 	TierNotifierProbe      = C.UMMU_TIER_NOTIFIER_PROBE
 
-	GapFile = C.UMMU_GAP_FILE
+	GapFile   = C.UMMU_GAP_FILE
+	GapDriver = C.UMMU_GAP_DRIVER
 
 	KindLost       = C.UMMU_LOST
 	KindDeregister = C.UMMU_DEREGISTER
 
-	HookSysEnter      = C.UMMU_HOOK_SYS_ENTER
-	HookSysExit       = C.UMMU_HOOK_SYS_EXIT
-	HookEnterMunmap   = C.UMMU_HOOK_ENTER_MUNMAP
-	HookEnterMremap   = C.UMMU_HOOK_ENTER_MREMAP
-	HookEnterMprotect = C.UMMU_HOOK_ENTER_MPROTECT
-	HookExitMunmap    = C.UMMU_HOOK_EXIT_MUNMAP
-	HookExitMremap    = C.UMMU_HOOK_EXIT_MREMAP
-	HookExitMprotect  = C.UMMU_HOOK_EXIT_MPROTECT
-	HookUringSubmit   = C.UMMU_HOOK_URING_SUBMIT
-	HookUringQueue    = C.UMMU_HOOK_URING_QUEUE
-	HookUringComplete = C.UMMU_HOOK_URING_COMPLETE
-	HookSchedFork     = C.UMMU_HOOK_SCHED_FORK
-	HookSchedExec     = C.UMMU_HOOK_SCHED_EXEC
-	HookSchedExit     = C.UMMU_HOOK_SCHED_EXIT
-	HookExitMmap      = C.UMMU_HOOK_EXIT_MMAP
+	HookSysEnter            = C.UMMU_HOOK_SYS_ENTER
+	HookSysExit             = C.UMMU_HOOK_SYS_EXIT
+	HookEnterMunmap         = C.UMMU_HOOK_ENTER_MUNMAP
+	HookEnterMremap         = C.UMMU_HOOK_ENTER_MREMAP
+	HookEnterMprotect       = C.UMMU_HOOK_ENTER_MPROTECT
+	HookExitMunmap          = C.UMMU_HOOK_EXIT_MUNMAP
+	HookExitMremap          = C.UMMU_HOOK_EXIT_MREMAP
+	HookExitMprotect        = C.UMMU_HOOK_EXIT_MPROTECT
+	HookUringSubmit         = C.UMMU_HOOK_URING_SUBMIT
+	HookUringQueue          = C.UMMU_HOOK_URING_QUEUE
+	HookUringComplete       = C.UMMU_HOOK_URING_COMPLETE
+	HookSchedFork           = C.UMMU_HOOK_SCHED_FORK
+	HookSchedExec           = C.UMMU_HOOK_SCHED_EXEC
+	HookSchedExit           = C.UMMU_HOOK_SCHED_EXIT
+	HookExitMmap            = C.UMMU_HOOK_EXIT_MMAP
 	HookKVMUnmap            = C.UMMU_HOOK_KVM_UNMAP
 	HookNotifierStartFentry = C.UMMU_HOOK_NOTIFIER_START_FENTRY
 	HookNotifierStartKprobe = C.UMMU_HOOK_NOTIFIER_START_KPROBE
 	HookNotifierEndFentry   = C.UMMU_HOOK_NOTIFIER_END_FENTRY
 	HookNotifierEndKprobe   = C.UMMU_HOOK_NOTIFIER_END_KPROBE
-	HookMax           = C.UMMU_HOOK_MAX
+	HookMax                 = C.UMMU_HOOK_MAX
 )

@@ -91,7 +91,8 @@ const (
 	TierNotifierTracepoint = 0x3
 	TierNotifierProbe      = 0x4
 
-	GapFile = 0x1
+	GapFile   = 0x1
+	GapDriver = 0x2
 
 	KindLost       = 0xa
 	KindDeregister = 0xc

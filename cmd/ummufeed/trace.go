@@ -186,10 +186,12 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 	if !t.all {
 		tree := newTree()
 		se.onRecord = tree.record
+		ended := false // by the last tick: its last records were read since
 		se.onTick = func() {
-			if se.err != nil || tree.empty() && !anyRuns(ps) {
+			if se.err != nil || ended && tree.empty() {
 				stopOnce()
 			}
+			ended = !anyRuns(ps)
 		}
 	} else {
 		se.onTick = func() {

@@ -27,8 +27,9 @@ type Options struct {
 	// NoWakeup saves the wake-up of a waiting Wait per record, which then
 	// looks every 20 ms instead.
 	NoWakeup bool
-	// Tier is how changes are seen. 0: the strongest that works here, for the
-	// calling process; the syscall tier for another one.
+	// Tier is how changes are seen. 0: the syscall tier. The notifier tiers
+	// are for the calling process, which they give an MMU notifier
+	// ([tracer.MakeNotifier]).
 	Tier tracer.Tier
 }
 
@@ -51,25 +52,18 @@ type kernelSide struct {
 // It takes some 0.5 s for the first watch of a process (loading and
 // verifying the programs) and milliseconds for each further one.
 func Open(o Options) (*feed.Watch, error) {
-	self := o.PID == 0 || o.PID == os.Getpid()
-	tiers := []tracer.Tier{o.Tier}
-	switch {
-	case o.Tier == tracer.TierNone && self:
-		tiers = []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint, tracer.TierSyscall}
-	case o.Tier == tracer.TierNone:
-		tiers = []tracer.Tier{tracer.TierSyscall}
-	case o.Tier != tracer.TierSyscall && !self:
-		return nil, fmt.Errorf("open local feed: tier %v needs a notifier in process %d", o.Tier, o.PID)
+	tier := o.Tier
+	if tier == tracer.TierNone {
+		tier = tracer.TierSyscall
 	}
-	var errs []error
-	for _, tier := range tiers {
-		w, err := openTier(tier, o)
-		if err == nil {
-			return w, nil
-		}
-		errs = append(errs, fmt.Errorf("tier %v: %w", tier, err))
+	if tier != tracer.TierSyscall && o.PID != 0 && o.PID != os.Getpid() {
+		return nil, fmt.Errorf("open local feed: tier %v needs a notifier in process %d", tier, o.PID)
 	}
-	return nil, fmt.Errorf("open local feed: %w", errors.Join(errs...))
+	w, err := openTier(tier, o)
+	if err != nil {
+		return nil, fmt.Errorf("open local feed: tier %v: %w", tier, err)
+	}
+	return w, nil
 }
 
 func openTier(tier tracer.Tier, o Options) (*feed.Watch, error) {

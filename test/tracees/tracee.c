@@ -9,7 +9,8 @@
  * allocates or uses stdio's buffers, so that the only changes of the address
  * space are those that were asked for.
  *
- *   call COUNT NR ARG...     COUNT times the same system call; "ok LAST NS"
+ *   call COUNT NR ARG...     COUNT times the same system call; "ok LAST NS",
+ *                            NS of this thread's processor time
  *   compat NR ARG...         one call by int $0x80; "ok RET"
  *   poke WORD...             stores 32-bit words at the scratch page
  *   peek                     "ok WORD", the first of them
@@ -97,11 +98,11 @@ static void die(const char *what)
 	_exit(2);
 }
 
-static uint64_t now(void)
+static uint64_t now(clockid_t clock)
 {
 	struct timespec ts;
 
-	clock_gettime(CLOCK_MONOTONIC, &ts);
+	clock_gettime(clock, &ts);
 	return ts.tv_sec * 1000000000ull + ts.tv_nsec;
 }
 
@@ -403,7 +404,7 @@ static void uring(const char *mode)
 		if (!strcmp(mode, "async"))
 			sqes[n].flags = IOSQE_ASYNC;
 	}
-	t0 = now();
+	t0 = now(CLOCK_MONOTONIC);
 	tail = atomic_load(sq_tail);
 	for (unsigned i = 0; i < n; i++)
 		array[(tail + i) & mask] = i;
@@ -421,7 +422,7 @@ static void uring(const char *mode)
 		atomic_store(cq_head, head + 1);
 		seen++;
 	}
-	t1 = now();
+	t1 = now(CLOCK_MONOTONIC);
 	munmap(sqes, p.sq_entries * sizeof(*sqes));
 	munmap(cq, cq_len);
 	munmap(sq, sq_len);
@@ -521,10 +522,10 @@ static void command(char *line)
 	T = a[1];
 	count = a[2];
 	if (!strcmp(word[0], "call")) {
-		t = now();
+		t = now(CLOCK_THREAD_CPUTIME_ID);
 		for (uint64_t i = 0; i < a[1]; i++)
 			ret = syscall(a[2], a[3], a[4], a[5], a[6], a[7], a[8]);
-		t = now() - t;
+		t = now(CLOCK_THREAD_CPUTIME_ID) - t;
 		say("ok %ld %lu", ret < 0 && ret > -4096 ? -(long)errno : ret, (unsigned long)t);
 	} else if (!strcmp(word[0], "compat")) {
 		say("ok %ld", compat_call(a + 1));
@@ -543,11 +544,11 @@ static void command(char *line)
 
 		if (m == MAP_FAILED)
 			die("mmap");
-		t = now();
+		t = now(CLOCK_THREAD_CPUTIME_ID);
 		for (uint64_t i = a[1]; i--;)
 			if (munmap(m + i * page, page))
 				die("munmap");
-		say("ok %lu", (unsigned long)(now() - t));
+		say("ok %lu", (unsigned long)(now(CLOCK_THREAD_CPUTIME_ID) - t));
 	} else if (!strcmp(word[0], "threads") && T <= MAX_THREADS && T * count <= AREA_PAGES) {
 		for (int i = 0; i < T; i++) {
 			part[i].base = area + (size_t)i * count * page;

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/ummu/ummu/test/vm/wire"
+)
+
+// result is the fate of one test (or command) in one machine.
+type result struct {
+	Suite   string  `json:"suite"`
+	Test    string  `json:"test"`
+	Result  string  `json:"result"` // pass, fail, skip, unavailable
+	Seconds float64 `json:"seconds"`
+	Output  string  `json:"output,omitempty"` // of a failure
+}
+
+// report collects the events of one machine.
+type report struct {
+	dir     string // suite logs
+	release string
+	preempt string
+	failed  string // why the guest could not do its work
+	done    bool
+	results []result
+
+	suite   string   // running
+	log     *os.File // of the suite
+	rest    string   // an unfinished line of its output
+	current string   // the test that its output belongs to
+	output  map[string][]string
+	tests   []result // of the running suite
+}
+
+func newReport(dir string) *report { return &report{dir: dir} }
+
+func (r *report) event(e *wire.Event) {
+	switch e.Type {
+	case wire.Hello:
+		r.release, r.preempt = e.Kernel, e.Preempt
+	case wire.Failed:
+		r.failed = e.Text
+	case wire.Start:
+		r.suite, r.rest, r.current, r.tests = e.Suite, "", "", nil
+		r.output = make(map[string][]string)
+		if f, err := os.Create(filepath.Join(r.dir, e.Suite+".log")); err == nil {
+			r.log = f
+		}
+	case wire.Output:
+		r.text(e.Text)
+	case wire.End:
+		r.end(e)
+	case wire.Done:
+		r.done = true
+	}
+}
+
+// close ends a suite that the machine did not.
+func (r *report) close() {
+	if r.suite != "" {
+		r.end(&wire.Event{Suite: r.suite, Exit: -1, Text: "the machine ended during it"})
+	}
+}
+
+// With -test.v=test2json the lines about tests begin with this, so that no
+// output is taken for one.
+const marker = "\x16"
+
+var verdict = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \(([0-9.]+)s\)`)
+
+func (r *report) text(s string) {
+	if r.log != nil {
+		r.log.WriteString(strings.ReplaceAll(s, marker, ""))
+	}
+	lines := strings.Split(r.rest+s, "\n")
+	r.rest = lines[len(lines)-1]
+	for _, line := range lines[:len(lines)-1] {
+		r.line(line)
+	}
+}
+
+func (r *report) line(line string) {
+	before, line, marked := cut(line)
+	if before != "" {
+		r.keep(before)
+	}
+	if !marked {
+		return
+	}
+	if m := verdict.FindStringSubmatch(line); m != nil {
+		seconds, _ := strconv.ParseFloat(m[3], 64)
+		r.tests = append(r.tests, result{Suite: r.suite, Test: m[2], Result: strings.ToLower(m[1]), Seconds: seconds})
+		r.current = m[2]
+		return
+	}
+	if w := strings.Fields(line); len(w) >= 3 && w[0] == "===" {
+		r.current = w[2]
+		return
+	}
+	r.keep(line)
+}
+
+// cut divides a line at the marker.
+func cut(line string) (before, after string, marked bool) {
+	before, after, marked = strings.Cut(line, marker)
+	return before, strings.ReplaceAll(after, marker, ""), marked
+}
+
+const keptLines = 60 // of the output of a test
+
+func (r *report) keep(line string) {
+	kept := append(r.output[r.current], line)
+	if len(kept) > keptLines {
+		kept = kept[1:]
+	}
+	r.output[r.current] = kept
+}
+
+func (r *report) end(e *wire.Event) {
+	if r.rest != "" {
+		r.line(r.rest)
+	}
+	failures := 0
+	for i, t := range r.tests {
+		// a test with subtests counts only if it failed on its own
+		parent, badChild := false, false
+		for j, o := range r.tests {
+			if i != j && strings.HasPrefix(o.Test, t.Test+"/") {
+				parent = true
+				badChild = badChild || o.Result == "fail"
+			}
+		}
+		if parent && (t.Result != "fail" || badChild) {
+			continue
+		}
+		if t.Result == "fail" {
+			failures++
+			t.Output = strings.Join(r.output[t.Test], "\n")
+		}
+		r.results = append(r.results, t)
+	}
+	whole := result{Suite: r.suite, Test: r.suite, Result: "pass", Seconds: e.Seconds}
+	switch {
+	case e.Exit != 0 && failures == 0, e.Text != "":
+		// it ended in another way than by a failed test
+		whole.Result = "fail"
+		whole.Output = fmt.Sprintf("exit status %d %s in %s\n%s", e.Exit, e.Text, r.current, strings.Join(r.output[r.current], "\n"))
+		r.results = append(r.results, whole)
+	case len(r.tests) == 0:
+		r.results = append(r.results, whole) // a command
+	}
+	if r.log != nil {
+		r.log.Close()
+		r.log = nil
+	}
+	r.suite = ""
+}
+
+// count returns how many results of a suite (empty: of all) are as asked.
+func (r *report) count(suite, what string) int {
+	n := 0
+	for i := range r.results {
+		if (suite == "" || r.results[i].Suite == suite) && r.results[i].Result == what {
+			n++
+		}
+	}
+	return n
+}

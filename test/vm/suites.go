@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "time"
+
+// suite is one package's tests, or one command, in the guest.
+type suite struct {
+	name    string
+	pkg     string // below the repository
+	command string // not a test: the arguments, split at spaces
+	args    []string
+	skip    string // tests left out, a regular expression: they need a compiler
+	since   string // not run on older kernels, and why
+	why     string
+	timeout time.Duration // 0: 5 minutes
+}
+
+const noExitMmap = "the syscall tier needs the tracepoint mmap:exit_mmap"
+
+// In this order: what everything else stands on comes first.
+var suites = []suite{
+	{name: "check", pkg: "./cmd/ummufeed", command: "check"},
+	{name: "uring", pkg: "./regcache/uring"},
+	{name: "truth", pkg: "./internal/truth"},
+	{name: "feed", pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"},
+	{name: "local", pkg: "./feed/local", since: "6.1", why: noExitMmap},
+	{name: "tracer", pkg: "./tracer", since: "6.1", why: noExitMmap},
+	{name: "coherence", pkg: "./test/coherence", args: []string{"-rounds=300"}, since: "6.1", why: noExitMmap},
+}
+
+func (s *suite) limit() time.Duration {
+	if s.timeout != 0 {
+		return s.timeout
+	}
+	return 5 * time.Minute
+}
+
+func (s *suite) runsOn(kernel string) bool {
+	return s.since == "" || kernel == s.since || newer(kernel, s.since)
+}
+
+// argv are the arguments; pattern selects tests, empty selects all.
+func (s *suite) argv(pattern string) []string {
+	if s.command != "" {
+		return []string{s.command}
+	}
+	args := []string{"-test.v=test2json", "-test.timeout=" + (s.limit() - 10*time.Second).String()}
+	if s.skip != "" {
+		args = append(args, "-test.skip="+s.skip)
+	}
+	if pattern != "" {
+		args = append(args, "-test.run="+pattern)
+	}
+	return append(args, s.args...)
+}
