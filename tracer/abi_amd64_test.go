@@ -8,6 +8,39 @@ import (
 	"github.com/ummu/ummu/mm"
 )
 
+// want is what a pair of records must say, or one if begin is false.
+type want struct {
+	kind  mm.Kind
+	r, to mm.Range
+	begin bool
+	flags mm.Flags // all of them
+}
+
+// expect checks that records are exactly the wanted ones, in order.
+func expect(t *testing.T, records []mm.Record, call mm.Call, wants ...want) {
+	t.Helper()
+	i := 0
+	next := func() *mm.Record {
+		if i++; i <= len(records) {
+			return &records[i-1]
+		}
+		return &mm.Record{}
+	}
+	for _, w := range wants {
+		if w.begin {
+			if r := next(); r.Kind != w.kind || r.Phase != mm.PhaseBegin || r.Range != w.r || r.Call != call || r.Flags != w.flags || r.To != w.to {
+				t.Errorf("begin of %+v, call %+v is missing in%s", w, call, show(records))
+			}
+		}
+		if r := next(); r.Kind != w.kind || r.Phase != mm.PhaseEnd || r.Range != w.r || r.Call != call || r.Flags != w.flags || r.To != w.to {
+			t.Errorf("end of %+v, call %+v is missing in%s", w, call, show(records))
+		}
+	}
+	if len(records) > i {
+		t.Errorf("%d records more than wanted:%s", len(records)-i, show(records))
+	}
+}
+
 // Calls by int $0x80 from a 64-bit program: other numbers, other registers,
 // and for the first mmap and ipc other places of the arguments.
 func TestCompatABI(t *testing.T) {

@@ -4,6 +4,7 @@ package tracer
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -12,13 +13,16 @@ import (
 	"github.com/ummu/ummu/mm"
 )
 
+// madvise is DONTNEED of one page, so many times.
+var madvise = fmt.Sprintf("call %%d %d A %d %d", unix.SYS_MADVISE, mm.PageSize(), unix.MADV_DONTNEED)
+
 // BenchmarkStream is end to end: a C program changes its memory as fast as it
 // can, a goroutine reads the records. One operation is one record made; the
 // lost share is what the reader did not keep up with.
 func BenchmarkStream(b *testing.B) {
 	for name, call := range map[string]string{
-		"madvise": "call %d 28 A 4096 4",
-		"munmap":  "call %d 11 A+1 4096",
+		"madvise": madvise,
+		"munmap":  fmt.Sprintf("call %%d %d A+1 %d", unix.SYS_MUNMAP, mm.PageSize()),
 	} {
 		b.Run(name, func(b *testing.B) {
 			p := startTracee(b)
@@ -66,7 +70,7 @@ func BenchmarkRead(b *testing.B) {
 	for i := 0; i < b.N; i++ {
 		if i%batch == 0 {
 			b.StopTimer()
-			p.do(b, "call %d 28 A 4096 4", batch/2)
+			p.do(b, madvise, batch/2)
 			b.StartTimer()
 		}
 		if err := s.Read(&r); err != nil {
@@ -96,8 +100,8 @@ func BenchmarkTarget(b *testing.B) {
 	}
 	all := func(b *testing.B) {
 		b.Run("munmap", func(b *testing.B) { ns(b, "sweep %d", 0) })
-		b.Run("madvise", func(b *testing.B) { ns(b, "call %d 28 A 4096 4", 1) })
-		b.Run("getppid", func(b *testing.B) { ns(b, "call %d 110", 1) })
+		b.Run("madvise", func(b *testing.B) { ns(b, madvise, 1) })
+		b.Run("getppid", func(b *testing.B) { ns(b, fmt.Sprintf("call %%d %d", unix.SYS_GETPPID), 1) })
 	}
 	// other tests of this process share a tracer: without hooks means without it
 	if err := shared.Close(); err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/mm"
 )
@@ -62,8 +63,8 @@ func TestAll(t *testing.T) {
 	p := startTracee(t)
 	s := watch(t, shared, All(), WatchOptions{Kinds: []mm.Kind{mm.Unmap, mm.Exit}, RingBytes: 64 << 20})
 	q := startTracee(t)
-	p.call(t, 11, "A+1", mm.PageSize())
-	q.call(t, 11, "A+2", mm.PageSize())
+	p.call(t, unix.SYS_MUNMAP, "A+1", mm.PageSize())
+	q.call(t, unix.SYS_MUNMAP, "A+2", mm.PageSize())
 	child := p.do(t, "fork 1")[0]
 	if err := q.end(); err != nil {
 		t.Fatal(err)
@@ -133,7 +134,7 @@ func TestNothingIsKept(t *testing.T) {
 	}
 	p.tell(t, "exec")
 	p.ready(t)
-	p.call(t, 11, "A", mm.PageSize())
+	p.call(t, unix.SYS_MUNMAP, "A", mm.PageSize())
 	for name, m := range maps {
 		if n, want := entries(m), name != "requests"; (n > 0) != want {
 			t.Errorf("%d entries in %s while it lives", n, name)
