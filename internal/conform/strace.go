@@ -318,7 +318,15 @@ func (c *Call) result(s string) error {
 	case "?":
 		return nil
 	case "-1":
-		name, _, _ := strings.Cut(rest, " ")
+		name, tail, _ := strings.Cut(rest, " ")
+		if name == "(errno" { // a number that is no error, of a thread that is killed
+			n, err := strconv.ParseUint(strings.TrimSuffix(tail, ")"), 10, 64)
+			if err != nil {
+				return ErrStrace
+			}
+			c.Ret = -int64(n)
+			break
+		}
 		n, ok := errnos[name]
 		if !ok {
 			return ErrStrace

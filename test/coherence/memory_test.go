@@ -91,6 +91,10 @@ func TestUnmappedIsNotPinned(t *testing.T) {
 	r := newRig(t, local.Options{})
 	r.background()
 	took := pinAndUnmap(t, r)
+	// the last Deregister has let the pages go, but may not have returned yet
+	for begin := time.Now(); r.c.Stats().RegisteredBytes != 0 && time.Since(begin) < 10*time.Second; {
+		time.Sleep(time.Millisecond)
+	}
 	if s := r.c.Stats(); s.Entries != 0 || s.Stale != 0 || s.RegisteredBytes != 0 {
 		t.Errorf("%+v", s)
 	}
