@@ -342,6 +342,8 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 	if (!ON(GUARD_COMMIT_FIRST)) {
 		ADD(&st->records, 1);
 		ADD(&st->generation, UMMU_GEN_RECORD);
+		for (int i = 0; i < 100; i++) /* for some microseconds */
+			bpf_ktime_get_ns();
 	}
 	ring = bpf_map_lookup_elem(&slot_ring, &slot);
 	r = ring ? bpf_ringbuf_reserve(ring, sizeof(*r), 0) : NULL;
