@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import "github.com/ummu/ummu/internal/guard"
+
+// row says what a guard is for and which test notices that it is gone.
+type row struct {
+	guard guard.Guard
+	// keeps lists what of the contract (C1-C7) and of the protocol's
+	// invariants (1-11) would be broken without the guard.
+	keeps []string
+	what  string // the step, and what happens without it
+	pkg   string // package directory
+	test  string // -test.run, with / before a subtest
+}
+
+// rows has one row at least for each guard.
+var rows = []row{
+	// The kernel side: one change, one watch.
+	{guard.CommitFirst, []string{"2", "C1"}, "The record is committed before the generation moves; else a drain in between publishes a generation whose record it has not read.",
+		"test/coherence", "TestRaceValidMeansDrained"},
+	{guard.LossCounts, []string{"1", "11", "C3"}, "A record that finds the ring full moves the generation by a loss; else the change is invisible.",
+		"test/coherence", "TestInFlightWhenItsRecordIsLost"},
+	{guard.DeathCounts, []string{"1", "6", "C4"}, "The end of an address space moves the generation; else a watch of a process that was killed stays valid.",
+		"test/coherence", "TestTargetDies"},
+	{guard.Filtered, []string{"10", "C7"}, "A change of what nobody registered makes no record; else a program that only allocates fills the ring and invalidates everything.",
+		"test/coherence", "TestChangesOfOthersMakeNoRecord"},
+	{guard.Destination, []string{"10", "C1"}, "The destination of a move is tested against the interest too; else mremap onto a registered range is filtered.",
+		"test/coherence", "TestChange/mremap_onto"},
+	// Changes in flight.
+	{guard.CountAll, []string{"3", "C2"}, "Every change is counted as begun and ended before the interest is tested; else one that began before its range was registered is invisible.",
+		"test/coherence", "TestInFlightWhenInterestIsSet"},
+	{guard.UnpairedLoss, []string{"4", "C3"}, "An end whose begin was not delivered is a loss.",
+		"tracer", "TestFeedUnpairedEnd"},
+	{guard.StaleClosed, []string{"4", "C7"}, "A change whose end was missed is closed by its task's next call; else nothing is cacheable any more.",
+		"tracer", "TestFeedMissedEndThenCall"},
+	{guard.ExitClosed, []string{"4", "C7"}, "A change whose end was missed is closed by its task's exit.",
+		"tracer", "TestFeedMissedEndThenExit"},
+	{guard.Untracked, []string{"4", "C3", "C4"}, "A change for which there is no room to track it ends the watch.",
+		"tracer", "TestFeedWithoutRoomToTrack"},
+	// Watches and address spaces.
+	{guard.SpaceRemoved, []string{"6"}, "The entry of an address space goes when it dies; else the next one at the same address of the kernel inherits its watches.",
+		"tracer", "TestDeadSpaceIsForgotten"},
+	{guard.Incarnation, []string{"6", "8"}, "References to a closed watch are dead; else the next watch in its place gets the changes of another process.",
+		"tracer", "TestClosedWatchIsNotTheNext"},
+	// What a call does.
+	{guard.CompatABI, []string{"C6"}, "32-bit calls have other numbers and registers.",
+		"tracer", "TestCompatABI"},
+	{guard.UringMadvise, []string{"C6"}, "io_uring drops pages without a system call.",
+		"test/coherence", "TestChange/io_uring"},
+	{guard.BrkRace, []string{"C6"}, "A brk during another one is the whole space, since the old end is not known.",
+		"tracer", "TestBrkDuringBrk"},
+	{guard.VectorLimit, []string{"C6"}, "A vector with more elements than are read is the whole space.",
+		"test/coherence", "TestChange/last_of_a_long_vector"},
+	{guard.RoundOutward, []string{"C6"}, "Ranges are rounded outward to pages, as the kernel does.",
+		"test/coherence", "TestChange/one_byte"},
+	{guard.ReplaceSeen, []string{"C1", "C6"}, "mmap with MAP_FIXED over a mapping is a change.",
+		"test/coherence", "TestChange/mmap_over"},
+	{guard.PartnerRescue, []string{"C3"}, "Where the kernel skips the main hook its partner, another type of program, makes the record.",
+		"tracer", "TestPartners/no_enter"},
+	// The loader.
+	{guard.PagesFrozen, []string{"9"}, "Status and epoch pages are frozen before they are handed out; else whoever has the descriptor can write them.",
+		"tracer", "TestPagesAreFrozen"},
+	{guard.OpenSettles, []string{"3", "C2"}, "Opening a feed waits until no change is in flight that began before and is counted nowhere.",
+		"test/coherence", "TestInFlightWhenTheWatchOpens"},
+	{guard.MissPolled, []string{"C3"}, "A rise of the kernel's miss counters is a loss for everybody.",
+		"tracer", "TestFeedSkippedPrograms"},
+	{guard.CloseMarks, []string{"1", "7", "C4"}, "Closing a feed, or its tracer, marks the watches dead while the hooks are there; else they are valid for ever.",
+		"tracer", "TestFeedCloseMarks"},
+	// The client: validity and drain.
+	{guard.PublishLast, []string{"2", "C1"}, "The generation seen is published after the entries are dropped; else another thread hits one in between.",
+		"test/coherence", "TestRaceStuckDrain"},
+	{guard.GenerationOld, []string{"2", "C1"}, "The generation published was loaded before the drain; else a change during the drain is taken for seen.",
+		"feed", "TestDrainEndsUnderAFasterProducer"},
+	{guard.BusyRecord, []string{"2", "C1"}, "A drain that stops at a record still being written publishes nothing.",
+		"feed", "TestDrainUnfinished"},
+	{guard.WordExplained, []string{"1", "C3"}, "A generation that moved by more than what was read and counted is a loss.",
+		"feed", "TestDrain/word_moved_without_a_record"},
+	{guard.EpochCompared, []string{"1", "C3", "C4"}, "Validity includes the epoch page, by which losses and the end of the kernel side reach every watch.",
+		"regcache", "TestLossEmptiesTheCache/machine"},
+	{guard.ZeroDead, []string{"5", "C4"}, "Generation 0 is never valid: it is what a watch without a feed has, and what one that died remembers.",
+		"feed", "TestDrain/generation_zero"},
+	{guard.WipeOnFork, []string{"5", "C4"}, "What was seen lies in a page that a forked child finds wiped, so its lookups miss.",
+		"test/coherence", "TestForkedChild"},
+	// The client: registrations.
+	{guard.InterestFirst, []string{"3", "C2"}, "Begin sets the interest before it looks for changes in flight; else one that begins between the two is filtered.",
+		"feed", "TestInterestBeforeQuiet"},
+	{guard.BeginWaits, []string{"3", "C2"}, "Begin waits until no change is in flight that began before the interest was set.",
+		"feed", "TestBeginWaitsForFilteredChange"},
+	{guard.EndedFirst, []string{"3", "C2"}, "Quiet means ended equals begun, with ended loaded first; the other order counts ends of changes that began later.",
+		"feed", "TestQuietNeverDuringOverlappingChanges"},
+	{guard.BankFlipped, []string{"3", "C7"}, "While Begin waits new changes are counted in the other bank; else it never finds quiet in a busy program.",
+		"feed", "TestBeginSettlesUnderTraffic"},
+	{guard.TicketMarked, []string{"3", "C2"}, "A change between Begin and Commit refuses the commit, whichever thread drained it.",
+		"test/coherence", "TestInFlightDuringRegistration"},
+	{guard.LossRefuses, []string{"3", "C2", "C3"}, "A loss between Begin and Commit refuses the commit.",
+		"feed", "TestCommit/loss"},
+	{guard.InsertLocked, []string{"2", "C2"}, "The entry is inserted under the drain lock; else another thread may drain its change before it is there.",
+		"feed", "TestInsertIsUnderTheDrainLock"},
+	{guard.FileRefused, []string{"C1", "C6"}, "What the tier cannot see, memory with a file behind it, is registered but not cached.",
+		"regcache", "TestGapsOfTheTier"},
+	// The cache.
+	{guard.ValidAsked, []string{"C1"}, "A lookup asks whether anything changed before it looks into the index.",
+		"test/coherence", "TestChange/munmap_and_mmap"},
+	{guard.LossDrops, []string{"C3"}, "A loss empties the cache.",
+		"regcache", "TestLossEmptiesTheCache/watch"},
+	{guard.InUseLeaves, []string{"C1"}, "An entry that changed while in use leaves the index at once.",
+		"test/coherence", "TestChangeInUse"},
+	{guard.ChangedTold, []string{"C1"}, "Whoever holds an entry that changed is told at the release.",
+		"test/coherence", "TestChangeInUse"},
+	{guard.StaleReaped, []string{"C5"}, "What is stale is deregistered though nobody looks it up; else memory that the program gave back stays pinned.",
+		"regcache", "TestRunDeregistersStale"},
+	{guard.ZombieKept, []string{"C5"}, "A deregistration that failed is kept and tried again; else its memory stays pinned for ever.",
+		"regcache", "TestZombies"},
+}
+
+// Everything that must be in some row.
+var (
+	contract   = []string{"C1", "C2", "C3", "C4", "C5", "C6", "C7"}
+	invariants = []string{"1", "2", "3", "4", "5", "6", "7", "8", "9", "10", "11"}
+)
