@@ -66,6 +66,7 @@ func TestOrderAcrossProcessors(t *testing.T) {
 func TestAttachDuringChanges(t *testing.T) {
 	p := start(t, "dynamic")
 	p.do("toggle") // never answers again
+	t.Cleanup(func() { p.cmd.Process.Kill() })
 	lossy := 0
 	for i := range *attachments {
 		s, err := shared.Watch(tracer.PID(p.pid), tracer.WatchOptions{Kinds: []mm.Kind{mm.Unmap, mm.Map}})
@@ -103,9 +104,6 @@ func TestAttachDuringChanges(t *testing.T) {
 	}
 	if lossy > *attachments/2 {
 		t.Errorf("%d of %d watches lost records: little was tested", lossy, *attachments)
-	}
-	if err := p.cmd.Process.Kill(); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -228,15 +226,18 @@ func TestSecondTracer(t *testing.T) {
 	p := start(t, "dynamic")
 	s := watch(t, shared, p.pid, tracer.WatchOptions{Kinds: []mm.Kind{mm.Unmap}, RingBytes: 32 << 20})
 	p.do("random %d 5", changes)
-	records, lost := drain(t, s)
-	received := uint64(len(records))
-	for _, r := range records {
-		if r.Kind == mm.Lost {
-			received--
+	var received, lost uint64
+	// What the kernel skipped is found out by looking at its counters, later.
+	for begin := now(); received+lost < 2*changes && now()-begin < 20*time.Second; {
+		records, n := drain(t, s)
+		lost += n
+		for _, r := range records {
+			if r.Kind != mm.Lost {
+				received++
+			}
 		}
 	}
-	st := s.Stats()
-	if received != st.Records || lost != st.Lost+st.Missed {
+	if st := s.Stats(); received != st.Records || lost < st.Lost {
 		t.Errorf("received %d, told of %d lost; %+v", received, lost, st)
 	}
 	if received > 2*changes || received+lost < 2*changes {
@@ -283,7 +284,7 @@ func TestPIDComesBack(t *testing.T) {
 		if int(n[0]) != old.pid {
 			t.Fatalf("child %d, want %d", n[0], old.pid)
 		}
-		if now := s.Stats(); now != dead {
+		if now := s.Stats(); now.Records != dead.Records || now.Lost != dead.Lost {
 			t.Errorf("the stream of the old process: %+v, at its death %+v", now, dead)
 		}
 		v := w.Commit(w.Begin(again.pages(0, 1)), nil, func() {})
@@ -343,17 +344,17 @@ func TestUnfinishedRecordDoesNotSpin(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()
 
-	// A lookup looks 64 times, and so does the thread, which then sleeps for
-	// a millisecond: a load of the machine makes it slower, never faster.
-	const looks, tries = 4096, 64
+	// One thread that spins takes a whole processor, if there is one. On a
+	// machine under load it gets less, so this can pass wrongly, not fail.
+	const looks = 8192
 	begin, used := now(), cpu()
 	for w.Stats().Busy < looks {
 		time.Sleep(time.Millisecond)
 	}
 	took, u := now()-begin, cpu()-used
 	t.Logf("%d looks in %v, processor time %v", w.Stats().Busy, took, u)
-	if took < (looks/tries-2)*time.Millisecond {
-		t.Errorf("%d looks in %v: it spins", looks, took)
+	if u > took*3/4 {
+		t.Errorf("%d looks in %v took %v of a processor: it spins", looks, took, u)
 	}
 	if s := c.Stats(); s.Entries != 2 {
 		t.Errorf("%d entries while the record is unfinished", s.Entries)

@@ -74,7 +74,7 @@ func TestSameAddressAgain(t *testing.T) {
 		}
 	}
 	// Where nobody else maps anything meanwhile.
-	at := block(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), 0x1_0000_0000_00)), page))
+	at := block(unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), 1<<40)), page))
 	var toy uring.Buf // the cache of somebody who hears of no change
 	stale := map[bool]int{}
 	for i := range times {
@@ -91,13 +91,13 @@ func TestSameAddressAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		for feed, buf := range map[bool]uring.Buf{true: ref.Handle().buf, false: toy} {
+		for fed, buf := range map[bool]uring.Buf{true: ref.Handle().buf, false: toy} {
 			at[0], at[page-1] = 0, 0
 			if n, err := r.ring.ReadFixed(fd, int64(i%patterns*page), buf, at.span()); n != page || err != nil {
 				t.Fatalf("round %d: %d, %v", i, n, err)
 			}
 			if want := byte(i%patterns + 1); at[0] != want || at[page-1] != want {
-				stale[feed]++
+				stale[fed]++
 			}
 		}
 		ref.Release()
@@ -205,7 +205,7 @@ func TestNotHostMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	const rw = unix.PROT_READ | unix.PROT_WRITE
-	nothing := mm.Range{Start: 0x1_2000_0000_00, End: 0x1_2000_0000_00 + mm.Addr(page)}
+	nothing := mm.Range{Start: 1<<40 + 1<<37, End: 1<<40 + 1<<37 + mm.Addr(page)}
 	host := mapBlock(t, 1)
 	defer host.unmap(t)
 	for _, c := range []struct {
