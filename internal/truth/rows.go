@@ -95,6 +95,8 @@ type Row struct {
 	Gap string
 	// Only C programs of x86-64 can make the call.
 	I386 bool
+	// Needs is what older kernels do not have.
+	Needs Feature
 	// Prepare is what has to be there before the registration.
 	Prepare func(*Run)
 	// Act performs the operation and returns its result.
@@ -106,9 +108,20 @@ func (row *Row) Changes() bool {
 	return slices.ContainsFunc(row.Records, func(e Expect) bool { return e.Kind.IsChange() })
 }
 
-// By reports whether programs of impl can perform row.
+// By reports whether programs of impl can perform row on this kernel. Where
+// that cannot be found out, performing it tells why.
 func (row *Row) By(impl Impl) bool {
-	return !row.I386 || haveI386 && impl.program != "go"
+	if row.I386 && (!haveI386 || impl.program == "go") {
+		return false
+	}
+	switch row.Memory {
+	case SysV, SysVLow, FilePrivate:
+		if ok, err := RegisterFile.Available(); !ok && err == nil {
+			return false
+		}
+	}
+	ok, err := row.Needs.Available()
+	return ok || err != nil
 }
 
 // The gaps of hooks on system calls that rows fall into, as tracer.Coverage
@@ -225,12 +238,12 @@ var Rows = []Row{
 	{Name: "collapse-pinned", Memory: NoHuge, Want: none8, Errnos: einval(unix.EAGAIN), Act: func(r *Run) int64 {
 		return r.P.Syscall(unix.SYS_MADVISE, r.Base, hugePage, advCollapse)
 	}},
-	{Name: "guard-install", Want: ".U......", Records: one(mm.Zap, 1, 2), Act: func(r *Run) int64 { return r.madvise(1, 1, advGuardInstall) }},
-	{Name: "guard-install-remove", Want: ".S......", Records: one(mm.Zap, 1, 2), Act: func(r *Run) int64 {
+	{Name: "guard-install", Needs: Guard, Want: ".U......", Records: one(mm.Zap, 1, 2), Act: func(r *Run) int64 { return r.madvise(1, 1, advGuardInstall) }},
+	{Name: "guard-install-remove", Needs: Guard, Want: ".S......", Records: one(mm.Zap, 1, 2), Act: func(r *Run) int64 {
 		r.must("install guard", r.madvise(1, 1, advGuardInstall))
 		return r.madvise(1, 1, advGuardRemove)
 	}},
-	{Name: "guard-remove", Want: none8, Act: func(r *Run) int64 { return r.madvise(1, 1, advGuardRemove) }},
+	{Name: "guard-remove", Needs: Guard, Want: none8, Act: func(r *Run) int64 { return r.madvise(1, 1, advGuardRemove) }},
 	{Name: "remove", Memory: MemfdShared, Want: ".....S..", Records: one(mm.Zap, 5, 6), Act: func(r *Run) int64 {
 		return r.madvise(5, 1, unix.MADV_REMOVE)
 	}},
@@ -240,13 +253,13 @@ var Rows = []Row{
 	{Name: "dontneed-private-file", Memory: MemfdPrivate, Want: "..SSSS..", Records: one(mm.Zap, 2, 6), Act: func(r *Run) int64 {
 		return r.madvise(2, 4, unix.MADV_DONTNEED)
 	}},
-	{Name: "process-madvise", Want: "S.....S.", Records: []Expect{{Kind: mm.Zap, At: Span{0, 1}}, {Kind: mm.Zap, At: Span{6, 7}}}, Act: func(r *Run) int64 {
+	{Name: "process-madvise", Needs: ProcessDiscard, Want: "S.....S.", Records: []Expect{{Kind: mm.Zap, At: Span{0, 1}}, {Kind: mm.Zap, At: Span{6, 7}}}, Act: func(r *Run) int64 {
 		return r.processMadvise(r.Page(0), r.Page(6))
 	}},
-	{Name: "process-madvise-bad-element", Want: "S.......", Records: one(mm.Zap, 0, 1), May: []mm.Kind{mm.Zap}, Act: func(r *Run) int64 {
+	{Name: "process-madvise-bad-element", Needs: ProcessDiscard, Want: "S.......", Records: one(mm.Zap, 0, 1), May: []mm.Kind{mm.Zap}, Act: func(r *Run) int64 {
 		return r.processMadvise(r.Page(0), r.Page(3)+1, r.Page(6))
 	}},
-	{Name: "process-madvise-1024", Want: "..S...S.", Records: []Expect{{Kind: mm.Zap, At: Span{2, 3}}, {Kind: mm.Zap, At: Span{6, 7}}}, Act: func(r *Run) int64 {
+	{Name: "process-madvise-1024", Needs: ProcessDiscard, Want: "..S...S.", Records: []Expect{{Kind: mm.Zap, At: Span{2, 3}}, {Kind: mm.Zap, At: Span{6, 7}}}, Act: func(r *Run) int64 {
 		pages := make([]mm.Addr, 1024)
 		for i := range pages {
 			pages[i] = r.Page(2)
@@ -302,11 +315,11 @@ var Rows = []Row{
 	{Name: "mremap-away", Want: gone8, Records: []Expect{{Kind: mm.Move, At: Span{0, 8}, To: true}}, Act: func(r *Run) int64 {
 		return r.moved(r.mremap(8, 8, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Page(24)), 8)
 	}},
-	{Name: "mremap-away-mappings", Want: gone8, Records: []Expect{{Kind: mm.Move, At: Span{0, 8}, To: true}}, // several at once: from 6.17
+	{Name: "mremap-away-mappings", Needs: MoveMappings, Want: gone8, Records: []Expect{{Kind: mm.Move, At: Span{0, 8}, To: true}}, // several at once: from 6.17
 		Prepare: func(r *Run) { r.must("advise", r.madvise(3, 2, unix.MADV_DONTDUMP)) }, Act: func(r *Run) int64 {
 			return r.moved(r.mremap(8, 8, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, r.Page(24)), 8)
 		}},
-	{Name: "mremap-away-in-part", Want: "UUUU....", Errnos: []unix.Errno{unix.EFAULT}, // the mappings in front of a userfaultfd's have gone by then
+	{Name: "mremap-away-in-part", Needs: MoveMappings, Want: "UUUU....", Errnos: []unix.Errno{unix.EFAULT}, // the mappings in front of a userfaultfd's have gone by then
 		Records: []Expect{{Kind: mm.Move, At: Span{0, 4}, Within: Span{0, 8}}}, Prepare: func(r *Run) {
 			r.file = r.userfault(Span{4, 8}, 0, uffdModeMissing)
 		}, Act: func(r *Run) int64 {
@@ -444,7 +457,7 @@ var Rows = []Row{
 	}},
 
 	// Things that move pages, but not pinned ones.
-	{Name: "uffd-move-pinned", Want: none8, Errnos: []unix.Errno{unix.EBUSY}, Act: func(r *Run) int64 { return r.uffdMove() }},
+	{Name: "uffd-move-pinned", Needs: UserfaultMove, Want: none8, Errnos: []unix.Errno{unix.EBUSY}, Act: func(r *Run) int64 { return r.uffdMove() }},
 	{Name: "uffd-writeprotect", Want: none8, Records: one(mm.Protect, 2, 4), Gap: GapWriteProtect, Act: func(r *Run) int64 {
 		return r.uffdWriteProtect(Span{2, 4})
 	}},

@@ -144,10 +144,15 @@ func (row *Row) Setup(p *Proc) (*Run, error) {
 		r.must("attach segment", p.Syscall(unix.SYS_SHMAT, r.segment(), r.Base, shmRemap))
 	case Huge, NoHuge:
 		r.must("map", p.Syscall(unix.SYS_MMAP, r.Base, hugePage, rw, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, -1, 0))
-		if row.Memory == Huge {
-			r.must("advise huge pages", p.Syscall(unix.SYS_MADVISE, r.Base, hugePage, unix.MADV_HUGEPAGE))
+		advice := unix.MADV_HUGEPAGE
+		if row.Memory == NoHuge { // whatever the system's default is
+			advice = unix.MADV_NOHUGEPAGE
 		}
+		r.must("advise for or against huge pages", p.Syscall(unix.SYS_MADVISE, r.Base, hugePage, advice))
 		r.fill(hugePage / int(r.Unit))
+		if row.Memory == NoHuge {
+			r.must("allow huge pages again", p.Syscall(unix.SYS_MADVISE, r.Base, hugePage, unix.MADV_HUGEPAGE))
+		}
 		if row.Memory == Huge && !r.hasHugePage() {
 			r.fail("get a transparent huge page (/sys/kernel/mm/transparent_hugepage/enabled must not be never)", unix.ENOMEM)
 		}
@@ -486,13 +491,7 @@ func (r *Run) reserveHugePages(n int) {
 		r.err = errors.Join(r.err, fmt.Errorf("reserve huge pages: %w", err), f.Close())
 		return
 	}
-	read := func() (pages int) {
-		var b [32]byte
-		n, _ := f.ReadAt(b[:], 0)
-		fmt.Sscan(string(b[:n]), &pages)
-		return pages
-	}
-	before := read()
+	before := hugePages("HugePages_Total:")
 	r.restore = append(r.restore, func() error {
 		// Pages whose unpinning is still under way are given back when it is
 		// through: the kernel counts them as surplus until then.
@@ -500,14 +499,26 @@ func (r *Run) reserveHugePages(n int) {
 		return errors.Join(err, f.Close())
 	})
 	for range 50 {
-		if _, err := f.WriteAt(fmt.Appendln(nil, before+n), 0); err != nil {
-			r.err = errors.Join(r.err, fmt.Errorf("reserve huge pages: %w", err))
+		// what counts is what can be mapped: there are pages still pinned,
+		// and kernels (6.1) that forget to give reservations back
+		lack := n - (hugePages("HugePages_Free:") - hugePages("HugePages_Rsvd:"))
+		if lack <= 0 {
 			return
 		}
-		if read() >= before+n {
+		if _, err := f.WriteAt(fmt.Appendln(nil, hugePages("HugePages_Total:")+lack), 0); err != nil {
+			r.err = errors.Join(r.err, fmt.Errorf("reserve huge pages: %w", err))
 			return
 		}
 		time.Sleep(10 * time.Millisecond) // memory that is being compacted
 	}
 	r.fail(fmt.Sprintf("reserve %d huge pages by %s", n, name), unix.ENOMEM)
+}
+
+// hugePages is a number of /proc/meminfo; 0 if it is not there.
+func hugePages(name string) (n int) {
+	b, _ := os.ReadFile("/proc/meminfo")
+	if _, rest, ok := strings.Cut(string(b), name); ok {
+		fmt.Sscan(rest, &n)
+	}
+	return n
 }

@@ -139,7 +139,10 @@ func TestOracleWithoutChange(t *testing.T) {
 			if m == HugetlbAnon || m == HugetlbShared {
 				want = none8[:4]
 			}
-			perform(t, p, &Row{Name: "nothing", Memory: m, Want: want, Act: func(*Run) int64 { return 0 }})
+			row := &Row{Name: "nothing", Memory: m, Want: want, Act: func(*Run) int64 { return 0 }}
+			if row.By(p.Impl) {
+				perform(t, p, row)
+			}
 		})
 	}
 	t.Run(FileReadOnly.String(), func(t *testing.T) {

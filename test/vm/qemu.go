@@ -38,7 +38,11 @@ var trouble = regexp.MustCompile(`(?m)^.*(BUG:|WARNING: CPU|Oops|Kernel panic|ge
 // boot runs the machine to its end and returns what it reported. An error is
 // about the machine; failed tests are results.
 func (m *machine) boot(ctx context.Context) (*report, error) {
-	r := newReport(m.out)
+	right := make(map[string]int)
+	for _, s := range m.payload.suites {
+		right[s.name] = s.exit[m.kernel.name]
+	}
+	r := newReport(m.out, right)
 	if err := os.MkdirAll(m.out, 0o755); err != nil {
 		return r, err
 	}

@@ -24,7 +24,8 @@ type result struct {
 
 // report collects the events of one machine.
 type report struct {
-	dir     string // suite logs
+	dir     string         // suite logs
+	right   map[string]int // exit statuses that are right, where not 0
 	release string
 	preempt string
 	failed  string // why the guest could not do its work
@@ -39,7 +40,7 @@ type report struct {
 	tests   []result // of the running suite
 }
 
-func newReport(dir string) *report { return &report{dir: dir} }
+func newReport(dir string, right map[string]int) *report { return &report{dir: dir, right: right} }
 
 func (r *report) event(e *wire.Event) {
 	switch e.Type {
@@ -148,7 +149,7 @@ func (r *report) end(e *wire.Event) {
 	}
 	whole := result{Suite: r.suite, Test: r.suite, Result: "pass", Seconds: e.Seconds}
 	switch {
-	case e.Exit != 0 && failures == 0, e.Text != "":
+	case e.Exit != r.right[r.suite] && failures == 0, e.Text != "":
 		// it ended in another way than by a failed test
 		whole.Result = "fail"
 		whole.Output = fmt.Sprintf("exit status %d %s in %s\n%s", e.Exit, e.Text, r.current, strings.Join(r.output[r.current], "\n"))

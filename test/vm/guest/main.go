@@ -165,6 +165,10 @@ func prepare(plan *wire.Plan) error {
 			return err
 		}
 	}
+	// before 5.11 BPF maps are charged to it, whatever the capabilities
+	if err := unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}); err != nil {
+		return fmt.Errorf("raise memlock limit: %w", err)
+	}
 	if err := unix.Sethostname([]byte("vm")); err != nil {
 		return fmt.Errorf("set host name: %w", err)
 	}
