@@ -67,6 +67,14 @@ func (e *HookError) Is(target error) bool {
 	return false
 }
 
+// hooksSince has the releases of hooks that kernels with BTF may be too old for.
+var hooksSince = map[string]string{
+	"raw_tp/exit_mmap":                 "6.1",
+	"raw_tp/io_uring_submit_req":       "6.0",
+	"raw_tp/io_uring_queue_async_work": "6.0",
+	"raw_tp/io_uring_complete":         "5.17",
+}
+
 // kernelRelease is uname -r, for messages.
 func kernelRelease() string {
 	var u unix.Utsname
@@ -85,6 +93,9 @@ func hookError(hook string, err error) *HookError {
 		return e
 	}
 	e.Need = "a kernel with BTF (CONFIG_DEBUG_INFO_BTF, /sys/kernel/btf/vmlinux) and this tracepoint"
+	if since, ok := hooksSince[hook]; ok {
+		e.Need = "Linux " + since + " or later"
+	}
 	e.Try = "ummufeed check"
 	return e
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/ummu/ummu/bpf/layout"
@@ -125,6 +126,13 @@ func (h *hook) attach(prog *ebpf.Program) (link.Link, error) {
 		if h.group != "" {
 			l, last = link.Tracepoint(h.group, p, prog, nil)
 		} else {
+			kernel, err := btf.LoadKernelSpec()
+			if err != nil {
+				return nil, err
+			}
+			if err := checkArguments(kernel, p); err != nil {
+				return nil, err
+			}
 			l, last = link.AttachRawTracepoint(link.RawTracepointOptions{Name: p, Program: prog})
 		}
 		if last == nil || !errors.Is(last, os.ErrNotExist) {
