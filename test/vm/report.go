@@ -49,15 +49,20 @@ func (r *report) event(e *wire.Event) {
 	case wire.Failed:
 		r.failed = e.Text
 	case wire.Start:
+		r.close()
 		r.suite, r.rest, r.current, r.tests = e.Suite, "", "", nil
 		r.output = make(map[string][]string)
 		if f, err := os.Create(filepath.Join(r.dir, e.Suite+".log")); err == nil {
 			r.log = f
 		}
-	case wire.Output:
-		r.text(e.Text)
-	case wire.End:
-		r.end(e)
+	case wire.Output, wire.End:
+		switch {
+		case r.suite == "": // before any
+		case e.Type == wire.Output:
+			r.text(e.Text)
+		default:
+			r.end(e)
+		}
 	case wire.Done:
 		r.done = true
 	}
@@ -89,7 +94,7 @@ func (r *report) text(s string) {
 
 func (r *report) line(line string) {
 	before, line, marked := cut(line)
-	if before != "" {
+	if strings.TrimSpace(before) != "" || !marked {
 		r.keep(before)
 	}
 	if !marked {
