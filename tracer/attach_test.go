@@ -178,14 +178,14 @@ func busy(t *testing.T, threads int) (p *tracee, stop func()) {
 }
 
 func TestWatchCloseThousandTimes(t *testing.T) {
-	const times, threads = 1000, 8
+	const threads = 8
 	p, stop := busy(t, threads)
 	w := watch(t, shared, PID(p.pid), WatchOptions{RingBytes: os.Getpagesize()})
 	w.Close()                            // what is made once is made
 	goroutines := goleak.IgnoreCurrent() // the miss poller
 	fds, made := descriptors(t), newObjects()
 	var seen uint64
-	for i := range times {
+	for i := range times(1000) {
 		o := WatchOptions{RingBytes: os.Getpagesize(), Follow: i%2 == 0}
 		target := PID(p.pid)
 		if i%10 == 9 {
@@ -220,12 +220,13 @@ func TestWatchCloseThousandTimes(t *testing.T) {
 }
 
 func TestOpenCloseUnderLoad(t *testing.T) {
-	const times, threads = 10, 8
+	const threads = 8
 	p, stop := busy(t, threads)
 	goroutines := goleak.IgnoreCurrent()
 	var fds int
 	made := newObjects()
-	for i := range times {
+	opens := max(times(10), 3)
+	for i := range opens {
 		tr, err := Open(Options{})
 		if err != nil {
 			t.Fatalf("open %d: %v", i, err)
@@ -251,7 +252,7 @@ func TestOpenCloseUnderLoad(t *testing.T) {
 	}
 	stop()
 	all := fmt.Sprintf("%d maps, %d programs, %d links", len(made.maps), len(made.programs), len(made.links))
-	if len(made.programs) < times*10 || len(made.links) < times*10 || len(made.maps) < times*10 {
+	if len(made.programs) < opens*10 || len(made.links) < opens*10 || len(made.maps) < opens*10 {
 		t.Errorf("only %s were made: the test shows nothing", all)
 	}
 	made.expectGone(t)

@@ -45,7 +45,7 @@ func conserved(t *testing.T, s *Stream, records []mm.Record) (received, lost uin
 
 // Nobody reads while a million changes happen.
 func TestLossStoppedReader(t *testing.T) {
-	const changes = 1_000_000
+	changes := times(1_000_000)
 	for _, ring := range []int{os.Getpagesize(), 1 << 20} {
 		t.Run(fmt.Sprint(ring), func(t *testing.T) {
 			p := startTracee(t)
@@ -58,7 +58,7 @@ func TestLossStoppedReader(t *testing.T) {
 			p.do(t, "call 1 %d A+4 %d %d", unix.SYS_MADVISE, mm.PageSize(), unix.MADV_DONTNEED)
 			records = append(records, drain(t, s)...)
 			received, lost := conserved(t, s, records)
-			if received+lost != 2*changes+2 {
+			if received+lost != uint64(2*changes+2) {
 				t.Errorf("%d events, want %d", received+lost, 2*changes+2)
 			}
 			losses := 0

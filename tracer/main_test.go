@@ -62,6 +62,14 @@ func run(m *testing.M) int {
 	return code
 }
 
+// times is n, or a twentieth of it with -short: for emulated processors.
+func times(n int) int {
+	if testing.Short() {
+		return n / 20
+	}
+	return n
+}
+
 // tracee is a process that obeys (test/tracees/tracee.c).
 type tracee struct {
 	cmd     *exec.Cmd

@@ -337,7 +337,9 @@ func TestForkStorm(t *testing.T) {
 // For one address a map comes after the begin of the unmap that freed it, and
 // an unmap after the map, although four threads hand pages to each other.
 func TestOrderPerAddress(t *testing.T) {
-	const threads, total, batch = 4, 1_000_000, 100_000
+	const threads = 4
+	total := times(1_000_000)
+	batch := min(total, 100_000)
 	p := startTracee(t)
 	// a batch fits with its three records a page, so nothing can be lost
 	s := watch(t, shared, PID(p.pid), WatchOptions{Kinds: []mm.Kind{mm.Map, mm.Unmap}, RingBytes: 64 << 20})
@@ -383,10 +385,10 @@ func TestOrderPerAddress(t *testing.T) {
 			}
 		}
 	}
-	if maps != total {
+	if maps != uint64(total) {
 		t.Errorf("%d maps, want %d", maps, total)
 	}
-	if reused < total/2 {
+	if reused < uint64(total)/2 {
 		t.Errorf("only %d of %d maps reuse an address: the test shows nothing", reused, maps)
 	}
 	t.Logf("%d records, %d maps of %d addresses", seq, maps, len(mapped))

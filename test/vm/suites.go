@@ -46,7 +46,7 @@ func (s *suite) argv(pattern string) []string {
 	if s.command != "" {
 		return []string{s.command}
 	}
-	args := []string{"-test.v=test2json", "-test.timeout=" + (s.limit() - 10*time.Second).String()}
+	args := []string{"-test.v=test2json", "-test.short", "-test.timeout=" + (s.limit() - 10*time.Second).String()}
 	if s.skip != "" {
 		args = append(args, "-test.skip="+s.skip)
 	}
