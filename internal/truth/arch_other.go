@@ -5,6 +5,5 @@
 package truth
 
 const (
-	haveI386 = false
 	map32Bit = 0
 )

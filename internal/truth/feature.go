@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/internal/truth/ops"
 )
 
 // Feature is something that the kernel may be too old for. What counts is
@@ -24,6 +26,8 @@ const (
 	UserfaultMove          // UFFDIO_MOVE
 	Guard                  // MADV_GUARD_INSTALL
 	ProcessDiscard         // process_madvise discards pages, of the caller
+	CompatABI              // calls of the i386 ABI
+	UringTruncate          // IORING_OP_FTRUNCATE
 )
 
 // features has the release that each came with, for people and for the test
@@ -38,6 +42,8 @@ var features = [...]struct {
 	UserfaultMove:  {"UFFDIO_MOVE", "6.8", tryUserfaultMove, &attempt{}},
 	Guard:          {"MADV_GUARD_INSTALL", "6.13", tryGuard, &attempt{}},
 	ProcessDiscard: {"process_madvise(MADV_DONTNEED)", "6.13", tryProcessDiscard, &attempt{}},
+	CompatABI:      {"the i386 ABI", "2.6.12", tryCompatABI, &attempt{}},
+	UringTruncate:  {"IORING_OP_FTRUNCATE", "6.9", tryUringTruncate, &attempt{}},
 }
 
 type attempt struct {
@@ -128,6 +134,27 @@ func tryUserfaultMove([]byte) (bool, error) {
 		return false, e
 	}
 	return api[1]&uffdFeatureMove != 0, nil
+}
+
+func tryCompatABI([]byte) (bool, error) {
+	const getpid = 20
+	return ops.I386(getpid, [6]uintptr{}) == int64(os.Getpid()), nil
+}
+
+func tryUringTruncate([]byte) (bool, error) {
+	var params [120]byte // struct io_uring_params
+	ring, _, e := unix.Syscall(unix.SYS_IO_URING_SETUP, 1, uintptr(unsafe.Pointer(&params)), 0)
+	if e != 0 {
+		return false, e
+	}
+	defer unix.Close(int(ring))
+	// struct io_uring_probe: a header of 16 bytes, then 8 for each operation
+	const registerProbe, supported = 8, 1
+	var probe [16 + 256*8]byte
+	if _, _, e = unix.Syscall6(unix.SYS_IO_URING_REGISTER, ring, registerProbe, uintptr(unsafe.Pointer(&probe)), 256, 0, 0); e != 0 {
+		return false, e
+	}
+	return probe[16+uringOpFtruncate*8+2]&supported != 0, nil
 }
 
 func tryRegisterFile([]byte) (bool, error) {

@@ -93,6 +93,7 @@ type Proc struct {
 	cmd     *exec.Cmd
 	in      io.WriteCloser
 	out     *bufio.Reader
+	argv    []string // what Exec executes the program with
 	stderr  bytes.Buffer
 	err     error
 	scratch mm.Addr // memory for the arguments of calls, by purpose: see below
@@ -108,11 +109,18 @@ const (
 
 // Start runs the program of impl. [Proc.Close] ends it.
 func (b *Programs) Start(impl Impl) (*Proc, error) {
-	p := &Proc{Impl: impl, cmd: exec.Command(filepath.Join(b.dir, impl.program))}
-	p.cmd.Stderr = &p.stderr
+	cmd := exec.Command(filepath.Join(b.dir, impl.program))
 	if impl.Preload != "" {
-		p.cmd.Env = append(os.Environ(), "LD_PRELOAD="+impl.Preload)
+		cmd.Env = append(os.Environ(), "LD_PRELOAD="+impl.Preload)
 	}
+	return Start(impl, cmd)
+}
+
+// Start starts cmd, which obeys as the programs of package ops do.
+// [Proc.Close] ends it.
+func Start(impl Impl, cmd *exec.Cmd) (*Proc, error) {
+	p := &Proc{Impl: impl, cmd: cmd, argv: cmd.Args}
+	p.cmd.Stderr = &p.stderr
 	var err error
 	if p.in, err = p.cmd.StdinPipe(); err != nil {
 		return nil, fmt.Errorf("start program %s: %w", impl.Name, err)
@@ -248,8 +256,26 @@ func (p *Proc) Exec() {
 	if p.err != nil {
 		return
 	}
+	// the vector, then the strings, 64 bytes each
 	argv := p.scratch + scratchVector
-	p.Poke(8, argv, uint64(argv)+16, 0, 's'|'e'<<8|'l'<<16|'f'<<24)
+	var vector []uint64
+	for i, a := range p.argv {
+		text := argv + 256 + 64*mm.Addr(i)
+		var words [8]uint64
+		if i == 0 {
+			a = filepath.Base(a)
+		}
+		if len(a) >= 64 {
+			p.err = fmt.Errorf("execute program: argument %q is too long", a)
+			return
+		}
+		for j := range len(a) {
+			words[j/8] |= uint64(a[j]) << (j % 8 * 8)
+		}
+		p.Poke(8, text, words[:]...)
+		vector = append(vector, uint64(text))
+	}
+	p.Poke(8, argv, append(vector, 0)...)
 	if line := p.request("syscall", uintptr(unix.SYS_EXECVE), "/proc/self/exe", argv, 0); p.err == nil {
 		if !strings.HasPrefix(line, "ready ") {
 			p.err = fmt.Errorf("execute program: %s", line)
@@ -280,6 +306,13 @@ func (p *Proc) Peek(at mm.Addr, n int) []uint64 {
 		words[i], _ = strconv.ParseUint(f, 10, 64)
 	}
 	return words
+}
+
+// Storm makes n changes of the page at one after the other (see package
+// internal/truth/ops for the kinds) and returns the nanoseconds of processor
+// time that they took, or a negative errno. Only Go programs can.
+func (p *Proc) Storm(kind uintptr, n int, at mm.Addr, unit uint64) int64 {
+	return p.result("storm", kind, n, at, unit)
 }
 
 // Fill writes n pages of unit bytes, each with its own pattern, which depends

@@ -44,7 +44,9 @@ const (
 	uringBuffersUpdate     = 16
 	uringRsrcSparse        = 1 << 0
 	uringOpReadFixed       = 4
+	uringOpFallocate       = 17
 	uringOpMadvise         = 25
+	uringOpFtruncate       = 55
 	uringSQEAsync          = 1 << 4 // IOSQE_ASYNC
 	offsetOfParamsSQOff    = 40
 	offsetOfParamsFeatures = 20
@@ -156,6 +158,17 @@ func (r *Ring) Write(slot int, at mm.Addr, unit uint64, n int, seed uint64) int6
 // Madvise makes the request IORING_OP_MADVISE, with flags of the request.
 func (r *Ring) Madvise(b mm.Range, advice int, flags uint64) int64 {
 	return r.submit(uringOpMadvise, flags, -1, 0, b.Start, b.Len(), uint64(advice), 0)
+}
+
+// Punch makes the request IORING_OP_FALLOCATE that drops length bytes of a
+// file, which a worker executes.
+func (r *Ring) Punch(fd int64, offset, length uint64) int64 {
+	return r.submit(uringOpFallocate, 0, fd, offset, mm.Addr(length), fallocPunch, 0, 0)
+}
+
+// Truncate makes the request IORING_OP_FTRUNCATE, which a worker executes.
+func (r *Ring) Truncate(fd int64, length uint64) int64 {
+	return r.submit(uringOpFtruncate, 0, fd, length, 0, 0, 0, 0)
 }
 
 // submit makes one request and waits for its result.

@@ -93,7 +93,7 @@ type Row struct {
 	May []mm.Kind
 	// Gap: hooks on system calls cannot see it; the name of their gap.
 	Gap string
-	// Only C programs of x86-64 can make the call.
+	// I386: the call is of the 32-bit ABI, which only x86-64 has.
 	I386 bool
 	// Needs is what older kernels do not have.
 	Needs Feature
@@ -111,8 +111,10 @@ func (row *Row) Changes() bool {
 // By reports whether programs of impl can perform row on this kernel. Where
 // that cannot be found out, performing it tells why.
 func (row *Row) By(impl Impl) bool {
-	if row.I386 && (!haveI386 || impl.program == "go") {
-		return false
+	if row.I386 {
+		if ok, err := CompatABI.Available(); !ok || err != nil {
+			return false
+		}
 	}
 	switch row.Memory {
 	case SysV, SysVLow, FilePrivate:
@@ -430,6 +432,15 @@ var Rows = []Row{
 	{Name: "remove-by-forked-child", Memory: MemfdShared, Want: ".....S..", Records: one(mm.Zap, 5, 6), Gap: GapTruncate, Act: func(r *Run) int64 {
 		return r.join(r.P.Clone(int(unix.SIGCHLD), unix.SYS_MADVISE, r.Page(5), r.bytes(1), unix.MADV_REMOVE))
 	}},
+	{Name: "uring-punch", Memory: MemfdShared, Want: "..SS....", Records: one(mm.Zap, 2, 4), Gap: GapTruncate, Act: func(r *Run) int64 {
+		return r.withRing(func(ring *Ring) int64 { return ring.Punch(r.file, r.bytes(2), r.bytes(2)) })
+	}},
+	{Name: "uring-truncate", Needs: UringTruncate, Memory: MemfdShared, Want: "....SSSS", Records: one(mm.Zap, 4, 8), Gap: GapTruncate, Act: func(r *Run) int64 {
+		return r.withRing(func(ring *Ring) int64 {
+			r.must("truncate", ring.Truncate(r.file, r.bytes(4)))
+			return ring.Truncate(r.file, r.bytes(8))
+		})
+	}},
 	truncate("truncate-shared", MemfdShared, false),
 	truncate("truncate-private", MemfdPrivate, false),
 	truncate("truncate-shared-by-other", MemfdShared, true),
@@ -452,6 +463,10 @@ var Rows = []Row{
 		r.must("kill child", r.P.Syscall(unix.SYS_KILL, pid, int(unix.SIGKILL)))
 		return r.join(pid)
 	}},
+	{Name: "fork-child-write", Want: none8, Act: func(r *Run) int64 { // the child gets copies
+		return r.join(r.P.Clone(int(unix.SIGCHLD), unix.SYS_GETRANDOM, r.Base, r.bytes(8), 0))
+	}},
+	{Name: "munmap-neighbour", Want: none8, Act: func(r *Run) int64 { return r.munmap(8, 4) }}, // what nobody registered
 	{Name: "fork-child-munmap", Want: none8, Act: func(r *Run) int64 {
 		return r.join(r.P.Clone(int(unix.SIGCHLD), unix.SYS_MUNMAP, r.Base, r.bytes(8)))
 	}},
@@ -659,6 +674,16 @@ func (r *Run) uringMadvise(setup, flags uint64) int64 {
 		return 0
 	}
 	return ring.Madvise(r.Span(Span{1, 3}), unix.MADV_DONTNEED, flags)
+}
+
+// withRing does something with the program's ring.
+func (r *Run) withRing(do func(*Ring) int64) int64 {
+	ring, err := r.P.Ring()
+	if err != nil {
+		r.err = err
+		return 0
+	}
+	return do(ring)
 }
 
 // directWrite lets this process write n pages of the file from page i on with

@@ -33,11 +33,12 @@ var groups = map[string][]string{
 	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm", "internal/guard"},
 	"regcache":   {"feed", "mm", "internal/guard"},
 
-	"internal/guard": {}, // constants
-	"test/ops":       {}, // programs as text, and where they lie
+	"internal/guard":     {},                     // constants
+	"internal/truth/ops": {},                     // makes the calls it is told to make
+	"test/ops":           {"internal/truth/ops"}, // programs as text, and where they lie
 
-	"internal": {"internal/guard", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
-	"cmd":      {"internal", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"internal": {"internal/guard", "internal/truth/ops", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"cmd":      {"internal", "internal/truth/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 	"examples": {"regcache", "feed/local", "feed", "tracer", "mm"},
 	"test":     {"internal", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 }

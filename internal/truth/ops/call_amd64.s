@@ -31,3 +31,21 @@ child:
 	MOVQ $60, AX // SYS_exit
 	SYSCALL
 	INT  $3
+
+// func i386Call(nr, a0, a1, a2, a3, a4, a5 uintptr) int32
+//
+// The call's sixth argument goes in BP. Nothing here uses the stack between.
+TEXT ·i386Call(SB), NOSPLIT, $0-60
+	MOVQ nr+0(FP), AX
+	MOVQ a0+8(FP), BX
+	MOVQ a1+16(FP), CX
+	MOVQ a2+24(FP), DX
+	MOVQ a3+32(FP), SI
+	MOVQ a4+40(FP), DI
+	MOVQ a5+48(FP), R9
+	MOVQ BP, R12
+	MOVQ R9, BP
+	INT  $0x80
+	MOVQ R12, BP
+	MOVL AX, ret+56(FP)
+	RET
