@@ -26,6 +26,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"text/tabwriter"
 	"time"
 )
@@ -53,7 +54,7 @@ func main() {
 	flag.StringVar(&o.suites, "suites", "", "suites to run (default all): "+strings.Join(suiteNames(), ","))
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as of go test")
 	flag.IntVar(&o.jobs, "jobs", 2, "machines at a time; each keeps one processor busy")
-	flag.IntVar(&o.memory, "memory", 2048, "MiB of each machine")
+	flag.IntVar(&o.memory, "memory", 3072, "MiB of each machine")
 	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "limit of one machine")
 	flag.StringVar(&o.cache, "cache", os.Getenv("UMMU_VM_CACHE"), "where kernels are kept ($UMMU_VM_CACHE; default ummu/vm in the user's cache)")
 	flag.StringVar(&o.out, "o", "out", "directory of vm.json and of the logs, vm/KERNEL-MODEL/")
@@ -63,7 +64,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "vm: unexpected argument", flag.Arg(0))
 		os.Exit(2)
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ok, err := run(ctx, &o)
 	if err != nil {

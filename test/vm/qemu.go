@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+//go:build linux
+
 package main
 
 import (
@@ -14,6 +16,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 
 	"github.com/ummu/ummu/test/vm/wire"
 )
@@ -69,6 +72,7 @@ func (m *machine) boot(ctx context.Context) (*report, error) {
 		"-device", fmt.Sprintf("isa-debug-exit,iobase=%#x,iosize=1", wire.ExitPort),
 		"-drive", "if=virtio,format=raw,snapshot=on,file="+m.payload.dir+"/disk",
 		"-kernel", filepath.Join(m.store.dir, m.release, "vmlinuz"), "-initrd", initrd, "-append", cmdline)
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL} // nothing stays when this process is killed
 	var errs strings.Builder
 	c.Stderr = &errs
 	out, err := c.StdoutPipe()

@@ -27,7 +27,7 @@ var suites = []suite{
 	{name: "feed", pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"},
 	{name: "local", pkg: "./feed/local", since: "6.1", why: noExitMmap},
 	{name: "tracer", pkg: "./tracer", since: "6.1", why: noExitMmap},
-	{name: "coherence", pkg: "./test/coherence", args: []string{"-rounds=300"}, since: "6.1", why: noExitMmap},
+	{name: "coherence", pkg: "./test/coherence", args: []string{"-rounds=300", "-changes=50000"}, since: "6.1", why: noExitMmap},
 }
 
 func (s *suite) limit() time.Duration {
