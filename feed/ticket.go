@@ -272,6 +272,9 @@ func (w *Watch) commit(t Ticket, apply func(*mm.Record), insert func()) (v Verdi
 	}
 	keep := false
 	defer func() { in.close(t, keep) }() // also if a callback panics
+	if w.died() {
+		return IsDead
+	}
 	if !open.settled {
 		return InFlight
 	}

@@ -289,8 +289,10 @@ func (c *Cache[H]) takeLocked(e *entry[H]) bool {
 
 // refresh makes the index reflect every change that completed before the call.
 // Unless it returns feed.Fresh, nothing in the index may be used.
-func (c *Cache[H]) refresh() feed.State {
-	for range busyTries {
+func (c *Cache[H]) refresh() feed.State { return c.refreshIn(busyTries) }
+
+func (c *Cache[H]) refreshIn(tries int) feed.State {
+	for range tries {
 		if c.w.Valid() {
 			return feed.Fresh
 		}

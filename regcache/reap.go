@@ -174,7 +174,7 @@ func (c *Cache[H]) drainLoop(ctx context.Context) {
 	pause := time.NewTimer(unfinished)
 	defer pause.Stop()
 	for c.w.Wait(ctx) == nil && !guard.Off(guard.StaleReaped) {
-		switch c.refresh() {
+		switch c.refreshIn(1) { // nobody waits for it; it comes back after a pause
 		case feed.Fresh:
 		case feed.Busy:
 			pause.Reset(unfinished)
