@@ -13,6 +13,7 @@ help:
 	@echo 'make lint          gofmt, go vet, staticcheck, SPDX lines, import directions, scripts'
 	@echo 'make generate      BPF objects and Go bindings again (clang-16)'
 	@echo 'make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make races         a million rounds of each race of the protocol'
 	@echo 'make cases         every test that docs/cases.md names: ran, and passed'
 	@echo 'make guards        each step of the protocol left out in turn: its test must fail'
 	@echo 'make test-vm       the tests on Debian kernels 6.1 and 6.12, in QEMU; at most 20 minutes'
@@ -64,6 +65,14 @@ install: build
 	install -m 0755 bin/ummufeed $(DESTDIR)$(PREFIX)/bin/
 
 # Every test that docs/cases.md names ran and passed. CASES_FLAGS=-race
+# A million rounds of each race, without the race detector, which makes the
+# windows wide and the rounds few. `make test` runs some thousand with it.
+ROUNDS ?= 1000000
+.PHONY: races
+races:
+	@scripts/setup test
+	$(GO) test -count 1 -timeout 60m -v -run 'TestRace|TestForked|TestShared' ./test/coherence -rounds $(ROUNDS)
+
 .PHONY: cases
 cases:
 	@scripts/setup test
