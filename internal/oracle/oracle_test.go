@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oracle
+
+import (
+	"errors"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestMain(m *testing.M) {
+	Main() // a target is this binary, too
+	os.Exit(m.Run())
+}
+
+// Seeds and lengths of the programs that every run of the tests does.
+const (
+	seed   = 20_000
+	length = 150
+)
+
+func program(i uint64) Program {
+	return Generate(rand.New(rand.NewPCG(seed+i, 0)), length, false)
+}
+
+// A short soak of each tier: nothing is uncovered.
+func TestNothingUncovered(t *testing.T) {
+	for _, tier := range []string{"syscall", "notifier"} {
+		t.Run(tier, func(t *testing.T) {
+			target := &Target{Tier: tier}
+			total := new(Result)
+			// The time is a matter of the machine, so it is bounded; what was
+			// run in it must be enough to find something.
+			for i, end := uint64(0), time.Now().Add(20*time.Second); total.Ops < 20_000 && time.Now().Before(end); i++ {
+				p := program(i)
+				r, err := target.Run(p)
+				if err != nil {
+					t.Fatalf("program %d: %v", i, err)
+				}
+				total.Add(r)
+				if r.Finding == nil {
+					continue
+				}
+				small, f, err := target.Shrink(p, r.Finding)
+				if err != nil || small == nil {
+					t.Fatalf("program %d: %v\n(not repeated, %v)\n%v", i, r.Finding, err, p)
+				}
+				t.Fatalf("program %d: %v\n%v", i, f, small)
+			}
+			if err := target.Close(); err != nil {
+				t.Error(err)
+			}
+			if total.Ops < 2000 || total.Hits < total.Ops || total.Changes < total.Ops/50 || total.Transfers < total.Ops/50 {
+				t.Errorf("%+v: that is no test", total)
+			}
+			if tier == "syscall" && (!target.Witness || total.WitnessMissed > 0 || total.Verdicts["file-backed"] == 0) {
+				t.Errorf("witness %v: %+v", target.Witness, total)
+			}
+			t.Logf("%+v", total)
+		})
+	}
+}
+
+// Every guard that the steps can notice is noticed, in a binary that can do
+// without it, by a program that is small in the end.
+func TestFindsWhatIsMissing(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "soak")
+	build := exec.Command("go", "build", "-tags", "ummu_guards", "-o", bin, "github.com/ummu/ummu/test/soak")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	for _, guard := range []string{"replace-seen", "round-outward", "destination", "uring-madvise", "vector-limit", "file-refused"} {
+		t.Run(guard, func(t *testing.T) {
+			target := &Target{Tier: "syscall", Command: bin, Env: []string{"UMMU_GUARD_OFF=" + guard}}
+			ops := 0
+			for i := uint64(0); ops < 20_000; i++ {
+				p := program(i)
+				r, err := target.Run(p)
+				if err != nil {
+					t.Fatalf("program %d: %v", i, err)
+				}
+				ops += r.Ops
+				if r.Finding == nil {
+					continue
+				}
+				small, f, err := target.Shrink(p, r.Finding)
+				if err != nil || small == nil {
+					t.Fatalf("%v is not repeated: %v", r.Finding, err)
+				}
+				t.Logf("after %d operations: %v\n%v", ops, f, small)
+				if f.Kind == Died || len(small) > 4 {
+					t.Errorf("%v, %d steps", f, len(small))
+				}
+				if err := target.Close(); err != nil {
+					t.Error(err)
+				}
+				return
+			}
+			target.Close()
+			t.Errorf("nothing found in %d operations", ops)
+		})
+	}
+}
+
+// The target dies of its program: that is a finding, and the next one has a
+// new target.
+func TestTargetDies(t *testing.T) {
+	target := &Target{Tier: "syscall", Command: "/bin/false"}
+	if _, err := target.Run(nil); !errors.Is(err, errDied) {
+		t.Errorf("%v", err)
+	}
+	target.Command = ""
+	defer target.Close()
+	if r, err := target.Run(program(0)); err != nil || r.Ops == 0 {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	target.cmd.Process.Kill()
+	r, err := target.Run(program(0))
+	if err == nil && (r.Finding == nil || r.Finding.Kind != Died) {
+		t.Errorf("%+v", r)
+	}
+	if r, err := target.Run(program(0)); err != nil || r.Finding != nil {
+		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+func TestUnknownTier(t *testing.T) {
+	target := &Target{Tier: "best"}
+	if _, err := target.Run(nil); err == nil || !strings.Contains(err.Error(), `"best"`) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Text and bytes hold the same program.
+func TestLanguage(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for _, hugetlb := range []bool{false, true} {
+		p := Generate(rng, 1000, hugetlb)
+		if d := cmp.Diff(p, Decode(p.Encode())); d != "" {
+			t.Error(d)
+		}
+		q, err := ParseProgram(p.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(p, q); d != "" {
+			t.Error(d)
+		}
+		for _, s := range p {
+			if s.Area == TLB && !hugetlb {
+				t.Fatalf("%v", s)
+			}
+		}
+	}
+	for _, bad := range []string{"t0", "t0 direct dance small 1 +1 to 0 arg 0", "t0 direct mmap small 1 +1 to 0 arg 256"} {
+		if _, err := ParseProgram(bad); !errors.Is(err, errProgram) {
+			t.Errorf("%q: %v", bad, err)
+		}
+	}
+}
+
+// What matters is found among steps that do not, also if it is there only
+// every other time.
+func TestShrink(t *testing.T) {
+	p := Generate(rand.New(rand.NewPCG(3, 4)), 100, false)
+	p[17] = Step{Op: OpBreak, Thread: 1, How: Vfork, With: true, Area: Heap, Page: 9, Pages: 7, To: 99}
+	p[80] = Step{Op: OpDetach, To: 98}
+	runs := 0
+	got, f := shrink(p, nil, func(q Program) *Finding {
+		runs++
+		seen := 0
+		for _, s := range q {
+			if s.Op == OpBreak && s.To == 99 && seen == 0 || s.Op == OpDetach && s.To == 98 && seen == 1 {
+				seen++
+			}
+		}
+		if seen < 2 {
+			return nil
+		}
+		return &Finding{Step: len(q) - 1}
+	})
+	want := Program{{Op: OpBreak, Page: 9, Pages: 1, To: 99}, {Op: OpDetach, Pages: 1, To: 98}}
+	if d := cmp.Diff(want, got); d != "" {
+		t.Error(d)
+	}
+	if f == nil || f.Step != 1 {
+		t.Errorf("%+v", f)
+	}
+	t.Logf("%d runs", runs)
+}
+
+// FuzzSequence runs any program on both tiers.
+func FuzzSequence(f *testing.F) {
+	for i := range uint64(4) {
+		p := program(i)
+		f.Add(p[:20].Encode())
+	}
+	targets := []*Target{{Tier: "syscall"}, {Tier: "notifier"}}
+	f.Cleanup(func() {
+		for _, t := range targets {
+			t.Close()
+		}
+	})
+	f.Fuzz(func(t *testing.T, b []byte) {
+		p := Decode(b)
+		if len(p) > 300 {
+			p = p[:300]
+		}
+		for _, target := range targets {
+			r, err := target.Run(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r.Finding != nil {
+				t.Fatalf("tier %s: %v\n%v", target.Tier, r.Finding, p)
+			}
+		}
+	})
+}
