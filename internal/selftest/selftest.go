@@ -133,7 +133,9 @@ const Argument = "self-test-child"
 // child is the command of a child process, which ends with this process.
 func child(args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", append([]string{Argument}, args...)...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	// a group of its own: an interrupt from the terminal is for this process,
+	// which cleans up
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	cmd.Stderr = os.Stderr
 	return cmd
 }

@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os/signal"
+	"slices"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ummu/ummu/internal/selftest"
+	"github.com/ummu/ummu/tracer"
+)
+
+// tierFlag is the tier to test.
+type tierFlag string
+
+func (f *tierFlag) String() string { return string(*f) }
+func (f *tierFlag) Type() string   { return "TIER" }
+func (f *tierFlag) Set(s string) error {
+	if !slices.Contains(tierNames, s) {
+		return fmt.Errorf("one of %s", strings.Join(tierNames, ", "))
+	}
+	*f = tierFlag(s)
+	return nil
+}
+
+var tierNames = []string{"auto", "notifier", "mm", "syscall"}
+
+// tiers are the tiers that the name stands for, strongest first.
+func (f tierFlag) tiers() ([]tracer.Tier, error) {
+	switch f {
+	case "notifier":
+		return []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint}, nil
+	case "mm":
+		return nil, &exitError{exitUnsupported, fmt.Errorf("tier mm cannot be opened by this version")}
+	case "syscall":
+		return []tracer.Tier{tracer.TierSyscall}, nil
+	}
+	return selftest.Tiers(), nil
+}
+
+// newSelfTestChild is what the processes of a self-test execute.
+func newSelfTestChild() *cobra.Command {
+	return &cobra.Command{
+		Use:                selftest.Argument,
+		Hidden:             true,
+		DisableFlagParsing: true,
+		RunE: func(_ *cobra.Command, args []string) error {
+			if code := selftest.Main(args); code != 0 {
+				return &exitError{code: code}
+			}
+			return nil
+		},
+	}
+}
+
+// selfTestReport is what check --self-test prints as JSON: the report of the
+// last tier that was tested, and what became of those before it.
+type selfTestReport struct {
+	*selftest.Report
+	Tried []triedTier `json:"tried"`
+}
+
+type triedTier struct {
+	Tier   tracer.Tier `json:"tier"`
+	Fit    bool        `json:"fit"`
+	Reason string      `json:"reason,omitempty"`
+}
+
+func selfTest(ctx context.Context, w io.Writer, format string, tier tierFlag) error {
+	tiers, err := tier.tiers()
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(ctx, interrupts...)
+	defer stop()
+	tried, err := selftest.Choose(ctx, tiers)
+	if err != nil {
+		return err
+	}
+	return showSelfTest(w, format, tried)
+}
+
+func showSelfTest(w io.Writer, format string, tried []selftest.Attempt) error {
+	r := selfTestReport{Tried: []triedTier{}}
+	var failure error // of the last tier that could not be tested
+	for _, a := range tried {
+		t := triedTier{Tier: a.Tier}
+		switch {
+		case a.Err != nil:
+			t.Reason, failure = a.Err.Error(), a.Err
+		case a.Report.Fit:
+			t.Fit = true
+		default:
+			t.Reason = strings.Join(a.Report.Reasons, "; ")
+		}
+		if a.Report != nil {
+			r.Report = a.Report
+		}
+		r.Tried = append(r.Tried, t)
+	}
+	if r.Report == nil { // no tier got as far as an operation
+		return failure
+	}
+	var err error
+	if format == "json" {
+		e := json.NewEncoder(w)
+		e.SetIndent("", "  ")
+		err = e.Encode(r)
+	} else {
+		err = r.table(w)
+	}
+	if err != nil || r.Fit {
+		return err
+	}
+	return &exitError{exitFailure, fmt.Errorf("tier %v is unfit: %s", r.Tier, strings.Join(r.Reasons, "; "))}
+}
+
+func (r *selfTestReport) table(w io.Writer) error {
+	var b strings.Builder
+	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "OPERATION\tSEEN\tRANGE\tCHANGED\tREPORTED\tCACHED\tBEGIN\tEND\tFALSE\tHOOK")
+	for i := range r.Operations {
+		op := &r.Operations[i]
+		if op.Seen == selftest.NotHere {
+			fmt.Fprintf(t, "%s\t%s\n", op.Name, op.Seen)
+			continue
+		}
+		begin := "-"
+		if op.Begin {
+			begin = "yes"
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\n", op.Name, op.Seen, op.Range, op.Changed, op.Reported,
+			op.Verdict, begin, op.End, op.FalsePages, op.Hook)
+	}
+	t.Flush()
+
+	b.WriteString("\nHOOKS (operations that each saw first)\n")
+	names := make([]string, 0, len(r.Hooks))
+	for name := range r.Hooks {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		fmt.Fprintf(t, "%d\t%s\n", r.Hooks[name], name)
+	}
+	t.Flush()
+
+	fmt.Fprintf(&b, "\nCOST of mmap, touch and munmap of a page nobody registered: %.0f ns without the tier, %.0f unwatched, %.0f watched\n",
+		r.Cost.Bare, r.Cost.Unwatched, r.Cost.Watched)
+	for _, a := range r.Tried {
+		if !a.Fit {
+			fmt.Fprintf(&b, "tier %v: %s\n", a.Tier, a.Reason)
+		}
+	}
+	verdict := "FIT"
+	if !r.Fit {
+		verdict = "UNFIT"
+	}
+	fmt.Fprintf(&b, "tier %v: %s: %d operations in %.1f s, %d missed, %d subset, %d false invalidations, %d lost\n",
+		r.Tier, verdict, len(r.Operations), r.Seconds, r.Missed, r.Subset, r.FalseInvalidations, r.Lost)
+	return write(w, []byte(b.String()))
+}
