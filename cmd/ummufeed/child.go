@@ -114,15 +114,21 @@ func (c *child) wait(tree bool) error {
 		case err != nil:
 			return fmt.Errorf("wait for process %d: %w", c.pid, err)
 		}
-		if pid == c.pid && (ws.Exited() || ws.Signaled()) {
-			c.mu.Lock()
-			c.status, c.ended = ws, true
-			c.mu.Unlock()
-			if !tree {
-				return nil
-			}
+		if c.reaped(pid, ws) && !tree {
+			return nil
 		}
 	}
+}
+
+// reaped takes what a wait returned; true if the program itself has ended.
+func (c *child) reaped(pid int, ws unix.WaitStatus) bool {
+	if pid != c.pid || !ws.Exited() && !ws.Signaled() {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status, c.ended = ws, true
+	return true
 }
 
 // code is the exit code that a shell would show.

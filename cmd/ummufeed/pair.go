@@ -19,7 +19,9 @@ const maxPending = 4096
 type pairer struct {
 	pending map[uint64][]mm.Record
 	emit    func(*change) error
-	c       change // emit's argument, kept to allocate nothing
+	// beginsOnly: there are no ends; each begin is a change.
+	beginsOnly bool
+	c          change // emit's argument, kept to allocate nothing
 }
 
 func newPairer(emit func(*change) error) *pairer {
@@ -42,6 +44,9 @@ func (p *pairer) out(r *mm.Record, open bool) error {
 
 // add takes the next record of the stream.
 func (p *pairer) add(r *mm.Record) error {
+	if p.beginsOnly {
+		return p.out(r, r.Phase == mm.PhaseBegin)
+	}
 	key := pairKey(r)
 	if r.Phase == mm.PhaseBegin {
 		list := p.pending[key]

@@ -36,8 +36,8 @@ when it is full, and at least each second when there is something to write.`,
 				return usagef("write -- before the command to start")
 			case dash >= 0 && (dash != 1 || len(argv) < 2):
 				return usagef("the form is: record FILE -- CMD [ARG...]")
-			case dash >= 0 && (t.all || len(t.pids) > 0):
-				return usagef("a command excludes -p and --all")
+			case dash >= 0 && (t.all || len(t.pids) > 0 || t.inject):
+				return usagef("a command excludes -p, --all and --inject")
 			}
 			if dash < 0 && len(t.pids) == 0 && !t.all {
 				t.pids = f.filter.pids
@@ -160,6 +160,7 @@ func replay(r io.Reader, f *streamFlags, out *output) error {
 	if err == io.EOF {
 		err = nil
 		at, reason = rd.Summary().LostAt, rd.Summary().Reason
+		v.sum.Gaps = rd.Summary().Gaps
 	} else {
 		reason = err.Error()
 		err = fmt.Errorf("read recording: %w", err)
@@ -170,7 +171,7 @@ func replay(r io.Reader, f *streamFlags, out *output) error {
 		return fmt.Errorf("write records: %w", werr)
 	case err != nil:
 		return err
-	case f.failOnLoss && sum.Lost > 0:
+	case f.failOnLoss && incomplete(sum):
 		return &exitError{code: exitIncomplete}
 	}
 	return nil

@@ -13,7 +13,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/tracer"
 )
@@ -36,7 +38,14 @@ CMD's streams are otherwise its own.
 The exit code is CMD's: 128 + N if signal N killed it, 127 if it was not found,
 126 if it cannot be executed. SIGINT, SIGTERM and SIGHUP are passed on to CMD and
 its children; a second one kills them. The summary is printed in any case.
-With --fail-on-loss the exit code is 5 if events were lost and CMD succeeded.`,
+With --fail-on-loss the exit code is 5 if events were lost and CMD succeeded.
+
+` + tierHelp + `
+--tier notifier makes a notifier (an empty KVM machine) in each address space of
+the tree before its first instruction: every task of the tree is traced by ptrace
+for that, stops shortly at fork, execve and signals, and cannot be traced by
+strace or gdb meanwhile. CMD is not started where that cannot be; a descendant
+that gets none (seccomp, 32-bit) is named at the end.`,
 		Args: args(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, argv []string) error {
 			return runCommand(s, &f, &o, argv)
@@ -64,11 +73,13 @@ func (o *runOptions) register(cmd *cobra.Command) {
 type watchOptions struct {
 	follow bool
 	ring   sizeFlag
+	tier   tierFlag
 }
 
 func (o *watchOptions) register(cmd *cobra.Command) {
 	o.ring = 8 << 20
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", true, "children and what they execute too")
+	registerTier(cmd, &o.tier)
 	cmd.Flags().Var(&o.ring, "ring", "size of the ring between kernel and program: a power of two, at least a page")
 }
 
@@ -153,6 +164,9 @@ func runCommand(s streams, f *streamFlags, o *runOptions, argv []string) error {
 	return closeOutput(out, err)
 }
 
+// incomplete reports whether --fail-on-loss is to fail.
+func incomplete(s *recording.Summary) bool { return s.Lost > 0 || len(s.Gaps) > 0 }
+
 // closeOutput closes out; its error matters only if there was none before.
 func closeOutput(out io.Closer, err error) error {
 	if cerr := out.Close(); cerr != nil && err == nil {
@@ -180,7 +194,7 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	if err != nil {
 		return err
 	}
-	tr, err := tracer.Open(tracer.Options{})
+	tr, err := o.tier.open()
 	if err != nil {
 		return err
 	}
@@ -191,6 +205,13 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 		return err
 	}
 	meta.Command = argv
+	var tree *inject.Tree // with the notifier tier
+	if o.tier.notifier() {
+		if tree, err = inject.NewTree(); err != nil {
+			return injectError(err)
+		}
+		defer tree.Close()
+	}
 
 	// Before the start: a signal that this program was started to ignore (a
 	// background job's SIGINT) would stay ignored in the other one.
@@ -211,6 +232,12 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	if err != nil {
 		return err
 	}
+	if tree != nil {
+		if err := tree.Start(c.pid); err != nil {
+			c.abandon()
+			return injectError(err)
+		}
+	}
 	st, err := tr.Watch(tracer.PID(c.pid), wo)
 	if err != nil {
 		c.abandon()
@@ -227,18 +254,27 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 		c.abandon() // it has not run
 		return &exitError{code: 128 + int(sig)}
 	}
-	if err := c.release(); err != nil {
-		c.abandon()
-		return err
+	if tree == nil {
+		if err := c.release(); err != nil {
+			c.abandon()
+			return err
+		}
 	}
-	waited := make(chan error, 1)
-	go func() {
-		err := c.wait(o.waitTree)
-		waited <- errors.Join(err, se.stop())
-	}()
-	readErr := se.run()
+	read := make(chan error, 1)
+	go func() { read <- se.run() }()
+	var waitErr error
+	if tree == nil {
+		waitErr = c.wait(o.waitTree)
+	} else {
+		waitErr = tree.Run(func(pid int, ws unix.WaitStatus) bool {
+			return !c.reaped(pid, ws) || o.waitTree
+		})
+		se.gaps = func() []recording.Gap { return gapsOfTree(tree.Gaps()) }
+	}
+	waitErr = errors.Join(waitErr, se.stop())
+	readErr := <-read
 	sum, outErr := se.end(readErr)
-	if err := errors.Join(readErr, <-waited); err != nil {
+	if err := errors.Join(readErr, waitErr); err != nil {
 		return err
 	}
 	code := c.code()
@@ -247,7 +283,7 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 		return fmt.Errorf("write records: %w", outErr)
 	case code != 0:
 		return &exitError{code: code}
-	case f.failOnLoss && sum.Lost > 0:
+	case f.failOnLoss && incomplete(sum):
 		return &exitError{code: exitIncomplete}
 	}
 	return nil

@@ -18,7 +18,7 @@ import (
 	"github.com/ummu/ummu/tracer"
 )
 
-// tierFlag is the tier to test.
+// tierFlag is --tier: of check the tier to test, else the tier to use.
 type tierFlag string
 
 func (f *tierFlag) String() string { return string(*f) }

@@ -34,6 +34,8 @@ type session struct {
 	// onRecord and onTick, if set, look at every record and at the time.
 	onRecord func(*mm.Record)
 	onTick   func()
+	// gaps, if set, are the address spaces that were not seen.
+	gaps func() []recording.Gap
 
 	mu   sync.Mutex // guards what follows
 	view *view
@@ -135,6 +137,9 @@ func (s *session) end(readErr error) (*recording.Summary, error) {
 	reason := ""
 	if readErr != nil {
 		reason = readErr.Error()
+	}
+	if s.gaps != nil {
+		s.view.sum.Gaps = s.gaps()
 	}
 	return s.view.end(at, reason)
 }

@@ -147,6 +147,8 @@ func (t *table) what(r *mm.Record, open bool) {
 		}
 	case r.Call.ABI == mm.ABINone:
 		t.buf = append(t.buf, '-')
+	case beginsOnly(t.tier):
+		t.buf = append(t.buf, t.calls.Name(r.Call)...)
 	default:
 		t.buf = append(append(t.buf, t.calls.Name(r.Call)...), '(')
 		if t.calls.HasArgs(r.Call) {
@@ -232,6 +234,9 @@ func summaryTable(b []byte, s *recording.Summary, tier string) []byte {
 		if c, ok := s.Changes[k.String()]; ok {
 			b = fmt.Appendf(b, "%-10s %10d %10d %12s\n", k, c.Count, c.Failed, human(c.Bytes))
 		}
+	}
+	for _, g := range s.Gaps {
+		b = fmt.Appendf(b, "gap: %s: %s\n", g.Name, g.What)
 	}
 	if s.Complete {
 		return fmt.Appendf(b, "complete: %d records, 0 lost, tier %s\n", s.Records, tier)

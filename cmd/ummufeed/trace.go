@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/internal/preflight"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
@@ -20,13 +21,15 @@ import (
 // targets are the running processes to watch.
 type targets struct {
 	watchOptions
-	pids pidsFlag
-	all  bool
+	pids   pidsFlag
+	all    bool
+	inject bool
 }
 
 func (t *targets) register(cmd *cobra.Command) {
 	cmd.Flags().VarP(&t.pids, "attach", "p", "watch the process PID (repeatable)")
 	cmd.Flags().BoolVar(&t.all, "all", false, "watch every process of the machine")
+	cmd.Flags().BoolVar(&t.inject, "inject", false, "stop each PID for some milliseconds and give it an MMU notifier, for --tier notifier")
 }
 
 func newTrace(s streams) *cobra.Command {
@@ -39,7 +42,12 @@ func newTrace(s streams) *cobra.Command {
 children it creates from now on, until all of them have ended or SIGINT, SIGTERM
 or SIGHUP comes. Records go to standard output, or to --output FILE.
 
-Other users' processes need CAP_SYS_PTRACE as well.`,
+Other users' processes need CAP_SYS_PTRACE as well.
+
+` + tierHelp + `
+A running process gets its notifier by --inject only: all its threads are stopped
+by ptrace for some milliseconds while it makes an empty KVM machine. What it forks
+or executes later has none.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if len(t.pids) == 0 && !t.all {
@@ -71,6 +79,15 @@ func (t *targets) validate() error {
 		return usagef("nothing to watch: give -p PID or --all")
 	case len(t.pids) > 0 && t.all:
 		return usagef("-p and --all exclude each other")
+	case t.inject && t.all:
+		return usagef("--inject is for -p")
+	case t.inject && t.tier != "auto" && !t.tier.notifier():
+		return usagef("--inject is for --tier notifier")
+	case t.tier.notifier() && !t.inject:
+		return usagef("--tier notifier sees nothing of processes without a notifier; with -p, --inject makes one")
+	}
+	if t.inject {
+		t.tier = "notifier"
 	}
 	return nil
 }
@@ -142,7 +159,7 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 		defer unix.Close(p.fd)
 		ps = append(ps, p)
 	}
-	tr, err := tracer.Open(tracer.Options{})
+	tr, err := t.tier.open()
 	if err != nil {
 		return err
 	}
@@ -153,6 +170,18 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 		return err
 	}
 	meta.PIDs = t.pids
+	if t.inject {
+		for _, p := range ps {
+			m, err := inject.Process(p.pid)
+			if err != nil {
+				return injectError(err)
+			}
+			defer m.Close()
+		}
+		if t.follow {
+			meta.Gaps = append(meta.Gaps, gapChildren)
+		}
+	}
 	se := &session{}
 	watch := func(target tracer.Target) error {
 		st, err := tr.Watch(target, wo)
@@ -213,7 +242,7 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 		return readErr
 	case outErr != nil:
 		return fmt.Errorf("write records: %w", outErr)
-	case f.failOnLoss && sum.Lost > 0:
+	case f.failOnLoss && incomplete(sum):
 		return &exitError{code: exitIncomplete}
 	}
 	return nil

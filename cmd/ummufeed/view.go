@@ -46,6 +46,7 @@ type view struct {
 func newView(f *filter, s sink, tier string) *view {
 	v := &view{filter: f, sink: s, tier: tier}
 	v.pairs = newPairer(v.change)
+	v.pairs.beginsOnly = beginsOnly(tier)
 	return v
 }
 
@@ -105,6 +106,9 @@ func (v *view) end(lostAt []string, reason string) (*recording.Summary, error) {
 	if s.Lost > 0 && reason == "" {
 		s.Reason = fmt.Sprintf("%d events lost", s.Lost)
 	}
+	if len(s.Gaps) > 0 && s.Reason == "" {
+		s.Reason = fmt.Sprintf("%d address spaces were not seen", len(s.Gaps))
+	}
 	s.Complete = s.Reason == ""
 	return s, v.sink.end(s)
 }
@@ -123,7 +127,7 @@ func newMeta(c tracer.Coverage) (*recording.Meta, error) {
 	return &recording.Meta{
 		Schema: recording.Schema, Version: version(), Host: unix.ByteSliceToString(u.Nodename[:]),
 		Kernel: unix.ByteSliceToString(u.Release[:]), Arch: runtime.GOARCH,
-		Tier: c.Tier.String(), Gaps: gapsOf(c), Start: now,
+		Tier: c.Tier.String(), Gaps: append(gapsOf(c), streamGaps(c.Tier)...), Start: now,
 		MonotonicZero: now.Add(-time.Duration(mono.Nano())), PageSize: mm.PageSize(),
 	}, nil
 }

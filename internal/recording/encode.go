@@ -4,6 +4,7 @@ package recording
 
 import (
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -20,6 +21,7 @@ type Encoder struct {
 	second int64 // the second that prefix shows
 	prefix []byte
 	flags  []string
+	noArgs bool // the tier does not see arguments of calls
 }
 
 // NewEncoder returns an encoder for a stream with this meta line. hook names
@@ -30,6 +32,7 @@ func NewEncoder(m *Meta, hook func(mm.Hook) string) (*Encoder, error) {
 		return nil, err
 	}
 	e := &Encoder{zero: m.MonotonicZero.UnixNano(), table: t, second: -1, flags: make([]string, 0, 32)}
+	e.noArgs = strings.HasPrefix(m.Tier, "notifier/")
 	for i := range e.hooks {
 		e.hooks[i] = hook(mm.Hook(i))
 	}
@@ -52,7 +55,10 @@ func (e *Encoder) AppendRecord(dst []byte, r *mm.Record) []byte {
 	dst = appendAddr(append(dst, `","to_end":"`...), r.To.End)
 	dst = append(append(dst, `","call":"`...), e.table.Name(r.Call)...)
 	dst = append(dst, `","flags":`...)
-	e.flags = e.table.Flags(e.flags[:0], r.Call, r.Arg)
+	e.flags = e.flags[:0]
+	if !e.noArgs {
+		e.flags = e.table.Flags(e.flags, r.Call, r.Arg)
+	}
 	dst = appendNames(dst, e.flags)
 	dst = appendString(append(dst, `,"hook":`...), e.hooks[r.Hook])
 	if r.Call.ABI != mm.ABINone {

@@ -78,7 +78,8 @@ type Summary struct {
 	Records uint64 `json:"records"`
 	// Lost is the number of events of which there is no record.
 	Lost uint64 `json:"lost"`
-	// Complete: nothing was lost and the stream was read to its end.
+	// Complete: nothing was lost, the stream was read to its end, and there
+	// are no Gaps.
 	Complete bool `json:"complete"`
 	// ByKind counts record lines by kind, both phases, kind lost included.
 	ByKind map[string]uint64 `json:"by_kind"`
@@ -88,6 +89,9 @@ type Summary struct {
 	Changes map[string]Count `json:"changes"`
 	// Filtered is the number of records that filters left out.
 	Filtered uint64 `json:"filtered"`
+	// Gaps are what was not seen, beyond those of the meta line, e.g. an
+	// address space that could not be given a notifier.
+	Gaps []Gap `json:"gaps,omitempty"`
 	// LostAt says which stage lost the events: "ring", "hook", "recording".
 	LostAt []string `json:"lost_at,omitempty"`
 	// Reason says why Complete is false, in words.
