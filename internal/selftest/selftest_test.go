@@ -3,24 +3,257 @@
 package selftest
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
+	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/internal/truth"
+	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/tracer"
 )
 
-func TestTiersAreFit(t *testing.T) {
-	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint} {
-		t.Run(tier.String(), func(t *testing.T) {
-			r, err := Run(t.Context(), Options{Tier: tier})
+func isFit(t *testing.T, r *Report) {
+	t.Helper()
+	if !r.Fit || r.Missed != 0 || r.Subset != 0 || len(r.Reasons) != 0 {
+		t.Errorf("%v: fit %v, missed %d, subset %d, %q", r.Tier, r.Fit, r.Missed, r.Subset, r.Reasons)
+	}
+	if r.FalseInvalidations != 0 {
+		for _, op := range r.Operations {
+			if op.FalsePages != 0 {
+				t.Errorf("%v: %s: %d pages falsely invalidated", r.Tier, op.Name, op.FalsePages)
+			}
+		}
+	}
+	performed, seen := 0, 0
+	for _, op := range r.Operations {
+		if op.Seen != NotHere {
+			performed++
+		}
+		if op.Seen == WasSeen {
+			seen++
+			if op.Hook == "" || op.Hook == "none" {
+				t.Errorf("%v: %s: seen by no hook", r.Tier, op.Name)
+			}
+		}
+	}
+	if performed < 60 || seen < 60 {
+		t.Errorf("%v: %d operations performed, %d seen: too few to prove anything", r.Tier, performed, seen)
+	}
+	t.Logf("%v: %d operations, %d seen, %.1f s, cost %+v", r.Tier, performed, seen, r.Seconds, r.Cost)
+}
+
+func TestSyscallTierIsFit(t *testing.T) {
+	r, err := Run(t.Context(), Options{Tier: tracer.TierSyscall})
+	if err != nil {
+		t.Fatal(err)
+	}
+	isFit(t, r)
+	for _, op := range r.Operations {
+		// what hooks on system calls cannot see is told to be in a gap
+		if op.Seen == InGap && op.Verdict == "cacheable" && strings.Trim(op.Changed, ".") != "" {
+			t.Errorf("%s: pages %s changed unseen, and the memory is cacheable", op.Name, op.Changed)
+		}
+	}
+}
+
+func TestChooseTakesTheStrongestThatIsFit(t *testing.T) {
+	tried, err := Choose(t.Context(), Tiers())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, a := range tried {
+		if a.Tier != Tiers()[i] {
+			t.Errorf("tier %d tested is %v, want %v", i, a.Tier, Tiers()[i])
+		}
+		if last := i == len(tried)-1; last != (a.Err == nil && a.Report.Fit) {
+			t.Errorf("%v: last %v, error %v", a.Tier, last, a.Err)
+		}
+	}
+	r := tried[len(tried)-1].Report
+	if r == nil || r.Tier != tracer.TierNotifierProbe && r.Tier != tracer.TierNotifierTracepoint {
+		t.Fatalf("no notifier tier is fit: %+v", tried)
+	}
+	isFit(t, r)
+	for _, op := range r.Operations {
+		if op.Seen == InGap || op.Verdict != "cacheable" {
+			t.Errorf("%s: %s, %s: this tier has no gap", op.Name, op.Seen, op.Verdict)
+		}
+	}
+}
+
+func TestCancelled(t *testing.T) {
+	cause := errors.New("enough")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	o := Options{Tier: tracer.TierSyscall, tamper: func(_ string, records []mm.Record) []mm.Record {
+		cancel(cause)
+		return records
+	}}
+	if r, err := Run(ctx, o); !errors.Is(err, cause) || r != nil {
+		t.Errorf("cancelled: report %v, error %v", r, err)
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*/children")
+	if err != nil || len(tasks) == 0 {
+		t.Fatalf("tasks %v, %v", tasks, err)
+	}
+	for _, name := range tasks {
+		if b, err := os.ReadFile(name); err == nil && len(b) != 0 {
+			t.Errorf("%s: child processes %s are left", name, b)
+		}
+	}
+}
+
+func TestBadChild(t *testing.T) {
+	for _, args := range [][]string{nil, {"nonsense"}, {roleBusy, "1"}} {
+		cmd := child(args...)
+		cmd.Stderr = nil
+		b, err := cmd.CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.HasPrefix(string(b), "self-test: ") {
+			t.Errorf("child %q: %v, %s", args, err, b)
+		}
+	}
+}
+
+// What a faulty hook would deliver makes an operation missed, or a subset,
+// and the tier unfit.
+func TestFaultsAreNoticed(t *testing.T) {
+	page := mm.Addr(mm.PageSize())
+	each := func(f func(*mm.Record)) func([]mm.Record) []mm.Record {
+		return func(rs []mm.Record) []mm.Record {
+			for i := range rs {
+				f(&rs[i])
+			}
+			return rs
+		}
+	}
+	shift := each(func(r *mm.Record) { r.Range = mm.Range{Start: r.Range.Start + page, End: r.Range.End + page} })
+	faults := map[string]struct {
+		what  string
+		fault func([]mm.Record) []mm.Record
+		seen  Seen
+		rng   Range
+	}{
+		"munmap-mmap":    {"hook dropped", func([]mm.Record) []mm.Record { return nil }, Missed, RangeNone},
+		"dontneed-byte":  {"shifted by a page", shift, Missed, RangeNone},
+		"mmap-fixed":     {"shifted by a page", shift, WasSeen, RangeSubset},
+		"mprotect-none":  {"last page left out", each(func(r *mm.Record) { r.Range.End -= page }), WasSeen, RangeSubset},
+		"mremap-away":    {"old range forgotten", each(func(r *mm.Record) { r.Range = mm.Range{} }), Missed, RangeNone},
+		"storm-madvise":  {"skipped once", func(rs []mm.Record) []mm.Record { return rs[1:] }, WasSeen, RangeSubset},
+		"storm-mprotect": {"skipped once", func(rs []mm.Record) []mm.Record { return rs[:len(rs)-1] }, WasSeen, RangeSubset},
+		"munmap-unaligned": {"what did not happen", func([]mm.Record) []mm.Record {
+			return []mm.Record{{Kind: mm.Unmap, Range: mm.Whole}}
+		}, False, RangeSuperset},
+	}
+	o := Options{Tier: tracer.TierSyscall, tamper: func(name string, rs []mm.Record) []mm.Record { return faults[name].fault(rs) }}
+	for name := range faults {
+		o.Only = append(o.Only, name)
+	}
+	r, err := Run(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Operations) != len(faults) || r.Fit || r.Missed != 3 || r.Subset != 4 || r.FalseInvalidations != 8 {
+		t.Errorf("%d operations, fit %v, missed %d, subset %d, false %d", len(r.Operations), r.Fit, r.Missed, r.Subset, r.FalseInvalidations)
+	}
+	for _, op := range r.Operations {
+		f := faults[op.Name]
+		told := slices.ContainsFunc(r.Reasons, func(s string) bool { return strings.HasPrefix(s, op.Name+": ") })
+		if op.Seen != f.seen || op.Range != f.rng || told != (f.seen != False) {
+			t.Errorf("%s: %s: reasons %q, operation %+v", op.Name, f.what, r.Reasons, op)
+		}
+	}
+}
+
+// A kernel side with one step left out is unfit, and the operation that needs
+// the step says so.
+func TestGuards(t *testing.T) {
+	bin := filepath.Join(t.TempDir(), "selftest.test")
+	if out, err := exec.Command("go", "test", "-c", "-tags", "ummu_guards", "-o", bin, ".").CombinedOutput(); err != nil {
+		t.Fatalf("build test with guards: %v\n%s", err, out)
+	}
+	for _, c := range []struct {
+		guard, tier, operation string
+		seen                   Seen
+		rng                    Range
+	}{
+		{"", "syscall", "mmap-fixed", WasSeen, RangeExact},
+		{"", "notifier/tracepoint", "mmap-fixed", WasSeen, RangeExact},
+		{"replace-seen", "syscall", "mmap-fixed", Missed, RangeNone},
+		{"round-outward", "syscall", "munmap-page-and-byte", WasSeen, RangeSubset},
+		{"uring-madvise", "syscall", "uring-madvise-async", Missed, RangeNone},
+		{"compat-abi", "syscall", "i386-munmap", Missed, RangeNone},
+		{"destination", "syscall", "mremap-onto", Missed, RangeNone},
+		{"vector-limit", "syscall", "process-madvise-1024", WasSeen, RangeSubset},
+		{"death-counts", "syscall", "exec", Missed, RangeNone},
+	} {
+		t.Run(c.guard+"/"+c.tier, func(t *testing.T) {
+			cmd := exec.Command(bin, roleTest, c.tier, c.operation)
+			cmd.Env = append(os.Environ(), "UMMU_GUARD_OFF="+c.guard)
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
 			if err != nil {
 				t.Fatal(err)
 			}
-			for _, op := range r.Operations {
-				if op.Seen != Nothing && (op.Seen != WasSeen || op.Range != RangeExact || !op.Begin) || op.Verdict == "" {
-					t.Logf("%-28s %-8s %-8s %s %s %s b=%v e=%s %s %d/%d/%d", op.Name, op.Seen, op.Range, op.Changed, op.Reported, op.Verdict, op.Begin, op.End, op.Hook, op.Changes, op.Uncovered, op.Lost)
+			var r struct {
+				Fit        bool
+				Operations []struct {
+					Seen  Seen
+					Range Range
 				}
 			}
-			t.Logf("%v %+v false %d lost %d %.1fs %v", r.Hooks, r.Cost, r.FalseInvalidations, r.Lost, r.Seconds, r.Reasons)
+			if err := json.Unmarshal(out, &r); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if len(r.Operations) != 1 || r.Operations[0].Seen != c.seen || r.Operations[0].Range != c.rng || r.Fit != (c.guard == "") {
+				t.Errorf("%s", out)
+			}
 		})
+	}
+}
+
+// Every operation can be missed: no verdict is right whatever is reported.
+func TestEveryOperationCanFail(t *testing.T) {
+	const unit = 4096
+	buffer := mm.Range{Start: 1 << 20, End: 1<<20 + 8*unit}
+	for i := range truth.Rows {
+		row := &truth.Rows[i]
+		if row.Refused != 0 {
+			continue
+		}
+		r := &truth.Run{Row: row, Base: buffer.Start, Unit: unit, Pages: len(row.Want)}
+		whole := []mm.Record{{Kind: mm.Unmap, Phase: mm.PhaseBegin, Range: r.Buffer()}}
+		look := func(o observation) Operation {
+			o.end = endCounted
+			return judge(row, r, row.Want, feed.Cacheable, tracer.Coverage{}, &o)
+		}
+		silent := look(observation{})
+		seen := look(observation{invalid: true, begun: true, records: whole})
+		late := look(observation{begun: true, records: whole})
+		uncounted := look(observation{invalid: true, records: whole})
+		if row.Changes() || row.Oracle == truth.CPUOnly {
+			if silent.Seen != Missed || silent.unfit == "" {
+				t.Errorf("%s: nothing reported: %+v", row.Name, silent)
+			}
+			if seen.Seen != WasSeen || seen.unfit != "" || seen.Range == RangeSubset {
+				t.Errorf("%s: the buffer reported: %+v", row.Name, seen)
+			}
+			if late.unfit == "" || uncounted.unfit == "" {
+				t.Errorf("%s: reported late %+v, or not in flight %+v", row.Name, late, uncounted)
+			}
+		} else {
+			if silent.Seen != Nothing || silent.unfit != "" {
+				t.Errorf("%s: nothing reported: %+v", row.Name, silent)
+			}
+			if !slices.Contains(row.May, mm.Unmap) && (seen.Seen != False || seen.FalsePages != r.Pages) {
+				t.Errorf("%s: the buffer reported: %+v", row.Name, seen)
+			}
+		}
 	}
 }

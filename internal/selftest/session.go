@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -42,13 +43,15 @@ func (s *session) notifier() bool {
 }
 
 func (s *session) open() (err error) {
-	bare, err := truth.Start(byGo, child(roleObey))
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, bare.Close()) }()
-	if s.cost.Bare, err = unmapCost(bare); err != nil {
-		return err
+	var bare *truth.Proc
+	if len(s.o.Only) == 0 {
+		if bare, err = truth.Start(byGo, child(roleObey)); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, bare.Close()) }()
+		if s.cost.Bare, err = unmapCost(bare); err != nil {
+			return err
+		}
 	}
 	if s.tracer, err = tracer.Open(tracer.Options{Tier: s.o.Tier}); err != nil {
 		return err
@@ -70,11 +73,13 @@ func (s *session) open() (err error) {
 	if err := s.openWatch(); err != nil {
 		return err
 	}
-	if s.cost.Unwatched, err = unmapCost(bare); err != nil {
-		return err
-	}
-	if s.cost.Watched, err = unmapCost(s.p); err != nil {
-		return err
+	if len(s.o.Only) == 0 {
+		if s.cost.Unwatched, err = unmapCost(bare); err != nil {
+			return err
+		}
+		if s.cost.Watched, err = unmapCost(s.p); err != nil {
+			return err
+		}
 	}
 	s.load, err = startLoad()
 	return err
@@ -201,11 +206,12 @@ func (s *session) end() string {
 	return endUnknown
 }
 
-// register registers the run's buffer as a cache does. If the verdict is not
-// cacheable the feed is interested all the same, until forget.
+// register registers the run's buffer as a cache does, again and again while
+// changes of anybody are in flight. If the verdict is not cacheable the feed
+// is interested all the same, until forget.
 func (s *session) register(r *truth.Run) (v feed.Verdict, forget func(), err error) {
 	b := r.Buffer()
-	for range 3 {
+	for start := time.Now(); time.Since(start) < watchdog; {
 		t := s.watch.Begin(b)
 		if ret, err := r.Register(); ret != 0 || err != nil {
 			s.watch.Abandon(t)
