@@ -14,7 +14,7 @@ type suite struct {
 	skip    string // tests left out, as of go test
 	since   string // not run on older kernels, and why
 	why     string
-	timeout time.Duration // 0: 5 minutes
+	timeout time.Duration // 0: 8 minutes
 }
 
 const noExitMmap = "the syscall tier needs the tracepoint mmap:exit_mmap"
@@ -36,7 +36,7 @@ func (s *suite) limit() time.Duration {
 	if s.timeout != 0 {
 		return s.timeout
 	}
-	return 5 * time.Minute
+	return 8 * time.Minute
 }
 
 func (s *suite) runsOn(kernel string) bool {
