@@ -79,18 +79,19 @@ var errDied = errors.New("target died")
 
 // answer reads one answer. If there is none in time the target is killed.
 func (t *Target) answer(to any) error {
+	cmd := t.cmd
 	var hung atomic.Bool
 	limit := time.AfterFunc(runLimit, func() {
 		hung.Store(true)
-		t.cmd.Process.Kill()
+		cmd.Process.Kill()
 	})
 	err := t.out.Decode(to)
 	limit.Stop()
 	if err == nil {
 		return nil
 	}
-	t.cmd.Process.Kill()
-	end := t.cmd.Wait()
+	cmd.Process.Kill()
+	end := cmd.Wait()
 	t.cmd = nil
 	said := t.errs.String()
 	if len(said) > 4000 {

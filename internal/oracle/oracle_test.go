@@ -5,7 +5,6 @@ package oracle
 import (
 	"errors"
 	"math/rand/v2"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -13,11 +12,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {
 	Main() // a target is this binary, too
-	os.Exit(m.Run())
+	goleak.VerifyTestMain(m)
 }
 
 // Seeds and lengths of the programs that every run of the tests does.
@@ -38,7 +38,7 @@ func TestNothingUncovered(t *testing.T) {
 			total := new(Result)
 			// The time is a matter of the machine, so it is bounded; what was
 			// run in it must be enough to find something.
-			for i, end := uint64(0), time.Now().Add(20*time.Second); total.Ops < 20_000 && time.Now().Before(end); i++ {
+			for i, end := uint64(0), time.Now().Add(10*time.Second); total.Ops < 20_000 && time.Now().Before(end); i++ {
 				p := program(i)
 				r, err := target.Run(p)
 				if err != nil {
@@ -223,4 +223,43 @@ func FuzzSequence(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Programs that were uncovered once.
+func TestFoundBefore(t *testing.T) {
+	release, err := ReserveHugePages(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := release(); err != nil {
+			t.Error(err)
+		}
+	}()
+	target := &Target{Tier: "syscall"}
+	defer target.Close()
+	for _, c := range []struct {
+		name, program string
+		hugetlb       bool
+	}{
+		{"mremap that grows within what would be one huge page", `
+			t0 direct register small   14 +1 to 25 arg 162
+			t0 direct touch    hugetlb 0  +1 to  0 arg   1
+			t0 direct register hugetlb 0  +1 to  0 arg   0
+			t0 direct mremap   small   14 +1 to 34 arg  81 # grow`, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p, err := ParseProgram(c.program)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := target.Run(p)
+			if err != nil || r.Finding != nil || r.Registrations == 0 {
+				t.Errorf("%+v, %v, %v", r, r.Finding, err)
+			}
+			if r.Hugetlb != c.hugetlb {
+				t.Error("no huge pages: is there memory for 8 of them?")
+			}
+		})
+	}
 }

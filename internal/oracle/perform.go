@@ -13,9 +13,13 @@ import (
 )
 
 const (
-	// base is far from where the kernel and Go put mappings by themselves,
-	// so that a hole in an area stays one until a step fills it.
-	base mm.Addr = 0x2000_0000_0000
+	// The areas are far from where the kernel and Go put mappings by
+	// themselves, so that a hole in one stays until a step fills it, and each
+	// process has others: a notifier tier that does not know whose a change
+	// is goes by the address.
+	base     mm.Addr = 0x2000_0000_0000
+	ofPID    mm.Addr = 8 << 30
+	mostPIDs         = 4096
 
 	hugePage  = 2 << 20
 	fileUnits = 64 // pages of a file
@@ -158,10 +162,11 @@ var page = mm.PageSize()
 
 func newPerformer(ring *uring.Ring) (*performer, error) {
 	p := &performer{ring: ring, files: [3]int{-1, -1, -1}}
+	start := base + mm.Addr(unix.Getpid()%mostPIDs)*ofPID
 	p.zones = [numAreas]zone{
-		Small: {base, page, 64},
-		Huge:  {base + 1<<30, 256 << 10, 16},
-		TLB:   {base + 2<<30, hugePage, 2},
+		Small: {start, page, 64},
+		Huge:  {start + 1<<30, 256 << 10, 16},
+		TLB:   {start + 2<<30, hugePage, 2},
 	}
 	brk, _, _ := unix.RawSyscall(unix.SYS_BRK, 0, 0, 0)
 	p.zones[Heap] = zone{mm.Addr(uint64(brk)+page-1) &^ mm.Addr(page-1), page, heapUnits}

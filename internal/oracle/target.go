@@ -298,8 +298,9 @@ func (g *target) check(steps []Step, first int, r *Result) error {
 	}
 	valid := t.drain()
 	witness := g.listen()
+	// Changes of nobody-knows-whose memory come from other processes, too.
 	own := func(w *mm.Record) bool {
-		return w.Call.ABI == mm.ABINative && (w.Kind != mm.Zap || !noise)
+		return w.Call.ABI == mm.ABINative && int(w.PID) == os.Getpid() && (w.Kind != mm.Zap || !noise)
 	}
 	any := func(*mm.Record) bool { return true }
 	old := len(t.entries) - maxEntries
@@ -320,7 +321,7 @@ func (g *target) check(steps []Step, first int, r *Result) error {
 				return err
 			}
 		}
-		if how != "" && witness && !g.witnessed(e.r, any) {
+		if how != "" && witness && g.witnessed(e.r, any) == nil {
 			r.WitnessMissed++
 		}
 		found := Finding{Step: last, Registered: e.step, Range: e.r, What: how}
@@ -328,8 +329,8 @@ func (g *target) check(steps []Step, first int, r *Result) error {
 		case hit && how != "":
 			found.Kind = Uncovered
 			r.Finding = &found
-		case hit && witness && e.step < first && g.small(e.r) && g.witnessed(e.r, own):
-			found.Kind, found.What = Unrecorded, "the witness saw a change of which there is no record"
+		case hit && witness && e.step < first && g.small(e.r) && g.witnessed(e.r, own) != nil:
+			found.Kind, found.What = Unrecorded, "no record of what the witness saw: "+g.witnessed(e.r, own).String()
 			r.Finding = &found
 		case hit:
 			r.Hits++
@@ -385,14 +386,23 @@ func (g *target) listen() bool {
 	return !g.blind && g.witness.Valid()
 }
 
-// witnessed: the witness saw a change of part of r, of the kind that counts.
-func (g *target) witnessed(r mm.Range, counts func(*mm.Record) bool) bool {
+// witnessed returns what the witness saw of a change of part of r, of those
+// that count; nil: nothing.
+func (g *target) witnessed(r mm.Range, counts func(*mm.Record) bool) *sight {
 	for i := range g.seen {
 		if g.seen[i].Touches(r) && counts(&g.seen[i]) {
-			return true
+			return (*sight)(&g.seen[i])
 		}
 	}
-	return false
+	return nil
+}
+
+// sight is a record of the witness.
+type sight mm.Record
+
+// String is what matters of it in a report.
+func (s *sight) String() string {
+	return fmt.Sprintf("%v of %v in call %d of thread %d", s.Kind, s.Range, s.Call.NR, s.TID)
 }
 
 // Main is a command whose first argument is [Argument]: the target process. It

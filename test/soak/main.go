@@ -120,7 +120,6 @@ func repeat(tier, file string) (found bool, err error) {
 const (
 	hugetlbEvery = 400
 	hugetlbBatch = 20
-	hugetlbPages = 8
 )
 
 func soak(ops int, tier string, seed uint64, length, most int, out string) (found bool, err error) {
@@ -138,6 +137,7 @@ func soak(ops int, tier string, seed uint64, length, most int, out string) (foun
 		}
 	}
 	defer giveBack()
+	said := begin
 	for i := uint64(0); total.Ops < ops && len(rep.Findings) < most; i++ {
 		select {
 		case s := <-stop:
@@ -146,8 +146,12 @@ func soak(ops int, tier string, seed uint64, length, most int, out string) (foun
 			continue
 		default:
 		}
+		if time.Since(said) > time.Minute {
+			said = time.Now()
+			fmt.Fprintf(os.Stderr, "soak: %d operations\n", total.Ops)
+		}
 		if i%hugetlbEvery == hugetlbEvery/2 {
-			if release, err = reserve(hugetlbPages); err != nil {
+			if release, err = oracle.ReserveHugePages(false); err != nil {
 				return found, err
 			}
 		}
@@ -206,31 +210,6 @@ func soak(ops int, tier string, seed uint64, length, most int, out string) (foun
 	fmt.Printf("tier %s: %d operations in %.0f s (%.0f/s), %d registrations, %d uncovered, %d false invalidations; seed %d, %s\n",
 		tier, rep.Ops, rep.Duration, rep.OpsPerSecond, rep.Registrations, rep.Uncovered, rep.FalseInvalidations, seed, out)
 	return found, nil
-}
-
-// reserve makes the system set huge pages aside, and returns what gives them
-// back; nil if others have them or there is no memory for them.
-func reserve(n int) (release func() error, err error) {
-	f, err := os.OpenFile("/proc/sys/vm/nr_hugepages", os.O_RDWR, 0)
-	if err != nil {
-		return nil, err
-	}
-	// who else does this takes the lock, too
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return nil, f.Close()
-	}
-	var before int
-	if _, err := fmt.Fscan(f, &before); err != nil {
-		return nil, errors.Join(err, f.Close())
-	}
-	release = func() error {
-		_, err := f.WriteAt(fmt.Appendln(nil, before), 0)
-		return errors.Join(err, f.Close())
-	}
-	if _, err := f.WriteAt(fmt.Appendln(nil, before+n), 0); err != nil {
-		return nil, errors.Join(err, release())
-	}
-	return release, nil
 }
 
 func kernel() string {
