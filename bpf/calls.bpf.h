@@ -231,6 +231,7 @@ static __always_inline void decode_mremap(struct change *c, const struct args *k
 {
 	u64 old = UNTAG(k->a[0]), old_len = page_up(k->a[1]), new_len = page_up(k->a[2]);
 	u64 flags = k->a[3], to = k->a[4];
+	bool grows = new_len > old_len;	/* of ordinary pages; wider ones may be equal */
 
 	c->arg[0] = flags;
 	if (unaligned(old) || !new_len || (flags & ~7ULL) || old + old_len < old ||
@@ -251,7 +252,7 @@ static __always_inline void decode_mremap(struct change *c, const struct args *k
 				c->flags |= UMMU_F_SUPERSET;
 			old_len = o;
 			/* a shrink below leaves as little as the exact length */
-			if (new_len > page_up(k->a[1]) || (flags & MREMAP_FIXED))
+			if (grows || (flags & MREMAP_FIXED))
 				new_len = n;
 		}
 	}
@@ -280,7 +281,7 @@ static __always_inline void decode_mremap(struct change *c, const struct args *k
 		c->start = old + new_len;
 		c->end = old + old_len;
 		return;
-	} else if (new_len > old_len && (flags & MREMAP_MAYMOVE)) {
+	} else if (grows && (flags & MREMAP_MAYMOVE)) {
 		c->kind = UMMU_MOVE;	/* or it grows in place: the end tells */
 		c->flags |= UMMU_F_MAYBE;
 	} else {
