@@ -184,8 +184,8 @@ func prepare(plan *wire.Plan) error {
 		}
 	}
 	if plan.RDMA {
+		// the dummy module makes dummy0 by itself
 		for _, c := range [][]string{
-			{"ip", "link", "add", "dummy0", "type", "dummy"},
 			{"ip", "addr", "add", "192.0.2.1/24", "dev", "dummy0"},
 			{"ip", "link", "set", "dummy0", "up"},
 			{"rdma", "link", "add", "rxe0", "type", "rxe", "netdev", "dummy0"},
