@@ -107,7 +107,7 @@ func (v *view) end(lostAt []string, reason string) (*recording.Summary, error) {
 		s.Reason = fmt.Sprintf("%d events lost", s.Lost)
 	}
 	if len(s.Gaps) > 0 && s.Reason == "" {
-		s.Reason = fmt.Sprintf("%d address spaces were not seen", len(s.Gaps))
+		s.Reason = fmt.Sprintf("not seen: %d address space(s)", len(s.Gaps))
 	}
 	s.Complete = s.Reason == ""
 	return s, v.sink.end(s)

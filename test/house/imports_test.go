@@ -30,15 +30,16 @@ var groups = map[string][]string{
 	"bpf/layout": {},
 	"tracer":     {"bpf", "bpf/layout", "mm", "internal/guard"},
 	"feed":       {"bpf/layout", "mm", "internal/guard"},
-	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm", "internal/guard"},
+	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm", "internal/guard", "internal/inject"},
 	"regcache":   {"feed", "mm", "internal/guard"},
 
+	"internal/inject":    {},                     // ptrace only
 	"internal/guard":     {},                     // constants
 	"internal/truth/ops": {},                     // makes the calls it is told to make
 	"test/ops":           {"internal/truth/ops"}, // programs as text, and where they lie
 
 	"internal": {"internal/guard", "internal/truth/ops", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
-	"cmd":      {"internal", "internal/truth/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"cmd":      {"internal", "internal/inject", "internal/truth/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 	"examples": {"regcache", "feed/local", "feed", "tracer", "mm"},
 	"test":     {"internal", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 }
