@@ -112,7 +112,7 @@ struct task_struct___old {
 
 #if defined(__TARGET_ARCH_x86)
 struct pt_regs {
-	unsigned long bp, bx, r10, r9, r8, cx, dx, si, di, orig_ax, ip, sp;
+	unsigned long bp, bx, r10, r9, r8, ax, cx, dx, si, di, orig_ax, ip, sp;
 };
 #elif defined(__TARGET_ARCH_arm64)
 struct pt_regs {
@@ -164,6 +164,7 @@ struct exit_record {
 	s64 ret;
 };
 
+#define ENOSYS 38
 #define PF_IO_WORKER 0x10
 #define PF_KTHREAD 0x200000
 #define THREAD_SIZE (16 << 10)	/* only where bpf_task_pt_regs is missing: before 5.15 */

@@ -38,16 +38,25 @@ static __always_inline struct pt_regs *entry_regs(struct task_struct *task)
 
 /*
  * Inside these calls a task can change no other address space, so an event is
- * about its own: unlike truncation, MADV_REMOVE, process_madvise, ptrace, or
- * a fault that reclaims. Calls of other ABIs are not looked at.
+ * about its own: unlike truncation, process_madvise, ptrace, a fault, or
+ * advice that is about pages and not about the mapping (REMOVE, PAGEOUT,
+ * COLLAPSE, POPULATE_WRITE, HWPOISON, ...). Calls of other ABIs are not
+ * looked at.
+ *
+ * Inside: until the call has a result. On its way back to user mode the task
+ * does work for others under the same call number, io_uring's requests and
+ * the last close of files among it. On x86-64 ax is -ENOSYS until then
+ * (arch/x86/entry); arm64 has no such mark, and no such tracepoint.
  */
 static __always_inline void cause_of(struct cause *why, struct task_struct *task)
 {
 	struct pt_regs *regs = entry_regs(task);
 	struct call_site site = {};
+	bool marked = false;
 	u64 advice;
 
 #if defined(__TARGET_ARCH_x86)
+	marked = true;
 	why->nr = BPF_CORE_READ(regs, orig_ax);
 	why->a[0] = BPF_CORE_READ(regs, ip);
 	why->a[1] = BPF_CORE_READ(regs, sp);
@@ -62,21 +71,25 @@ static __always_inline void cause_of(struct cause *why, struct task_struct *task
 		return;
 	if (why->nr >= NR_MAX)
 		return;
+#if defined(__TARGET_ARCH_x86)
+	if ((s64)BPF_CORE_READ(regs, ax) != -ENOSYS)
+		return;
+#endif
 	identify(&site, task, why->nr);
 	if (site.abi != UMMU_ABI_NATIVE)
 		return;
 	if (is_fork(why->nr)) {
-		why->fork = why->own = true;
+		why->fork = why->own = marked;
 		return;
 	}
 	why->call = site.call;
 	switch (site.call) {
 	case CALL_MUNMAP: case CALL_MMAP: case CALL_MREMAP: case CALL_MPROTECT:
 	case CALL_PKEY_MPROTECT: case CALL_BRK: case CALL_SHMAT: case CALL_SHMDT:
-		why->own = true;
+		why->own = marked;
 		return;
-	case CALL_MADVISE:	/* not REMOVE, HWPOISON, SOFT_OFFLINE, unknown advice */
-		why->own = advice <= 103 && advice != 9 && advice != 100 && advice != 101;
+	case CALL_MADVISE:	/* DONTNEED, FREE, DONTNEED_LOCKED, GUARD_INSTALL */
+		why->own = marked && (advice == 4 || advice == 8 || advice == 24 || advice == 102);
 		return;
 	}
 }
@@ -111,6 +124,16 @@ static __always_inline void foreign_end(struct inflight *f)
 	if (e)
 		ADD(&e->ended, 1);
 	f->foreign = 0;
+}
+
+/* A change of nobody-knows-whose address space cannot be tracked: every watch
+ * of this tier is dead. */
+static __always_inline void untracked_foreign(void)
+{
+	struct ummu_epoch *e = epoch_page();
+
+	if (e)
+		ADD(&e->word, UMMU_GEN_DEATH);
 }
 
 static __always_inline void close_previous(struct inflight *f, u32 tid)
@@ -171,15 +194,19 @@ int hook_kvm_unmap(u64 *ctx)
 		count(COUNT_FORK);
 		return 0;
 	}
-	f = task_entry(tid, mm);
-	if (!f)
-		return 0;
-	nested = (f->active || f->foreign) && f->nr == (u32)why.nr && f->a[0] == why.a[0] &&
+	f = bpf_map_lookup_elem(&tasks, &tid);
+	nested = f && (f->active || f->foreign) && f->nr == (u32)why.nr && f->a[0] == why.a[0] &&
 		 f->a[1] == why.a[1] && depth < f->depth && (f->foreign != 0) == !why.own;
-	if (!nested) {
-		close_previous(f, tid);
-		f->depth = depth;
+	if (f && !nested)
+		close_previous(f, tid);	/* of the space it was in then */
+	f = task_entry(tid, mm);
+	if (!f) {
+		if (!why.own)
+			untracked_foreign();
+		return 0;
 	}
+	if (!nested)
+		f->depth = depth;
 	f->c = no_inflight.c;
 	f->c.mm = mm;
 	f->c.start = ctx[0];
@@ -199,8 +226,8 @@ int hook_kvm_unmap(u64 *ctx)
 		struct foreign x = { .f = f };
 
 		if (e && !nested) {
+			f->foreign = 1;	/* before it counts: see deliver() */
 			add_ordered(&e->begun, 1);
-			f->foreign = 1;
 		}
 		bpf_for_each_map_elem(&slot_conf, post_foreign, &x, 0);
 	}

@@ -391,7 +391,7 @@ static __always_inline bool in_last_event(struct task_struct *task)
 		return false;	/* not of the address space asked about */
 	if (BPF_CORE_READ(task, flags) & (PF_KTHREAD | PF_IO_WORKER))
 		return !(task_state(task) & TASK_INTERRUPTIBLE) && task_state(task) != TASK_IDLE;
-	if (call_of(task) != f->nr)
+	if ((u32)call_of(task) != f->nr)	/* -1: a fault */
 		return false;
 	if (bpf_core_enum_value_exists(enum bpf_func_id___regs, BPF_FUNC_task_pt_regs___regs))
 		regs = (struct pt_regs *)bpf_task_pt_regs(task);

@@ -204,7 +204,9 @@ struct ummu_interest {
 	__u64 dense[UMMU_INTEREST_LEVELS]; /* entries too large for this level's bits */
 	__u64 marker;		/* a page whose zap only says: this task is here, see
 				 * UMMU_TIER_NOTIFIER_TRACEPOINT; 0 = none */
-	__u64 reserved[506];
+	__u64 holder;		/* a page that keeps the tier's notifier registered: a
+				 * change of it ends the watch; 0 = none */
+	__u64 reserved[505];
 	__u64 bits[UMMU_INTEREST_LEVELS][UMMU_INTEREST_BITS / 64];
 };
 

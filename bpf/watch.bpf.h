@@ -321,6 +321,21 @@ static __always_inline u64 wakeup(void *ring, const struct slot_conf *conf)
 	return past < WAKE_WINDOW ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
 
+/*
+ * Whether the change takes away what keeps the notifier of a watch's tier
+ * registered: from then on nothing would be seen. (Whose mapping it is cannot
+ * always be known; another's at that very address ends the watch as well.)
+ */
+static __always_inline bool silences(const struct change *c, u64 ref)
+{
+	struct ummu_interest *in;
+
+	if (c->hook != UMMU_HOOK_KVM_UNMAP || c->kind == UMMU_PROTECT)
+		return false;
+	in = interest_of(ref);
+	return in && in->holder && c->start <= in->holder && in->holder < c->end;
+}
+
 /* Writes the record of f for one watch. Every way to fail is counted. */
 static __always_inline void post(const struct change *c, u64 ref, struct slot_conf *conf,
 				 struct ummu_status *st, u16 flags)
@@ -333,6 +348,11 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 
 	if (!(kinds & (1u << (c->kind & 31))))
 		return;
+	if ((conf->flags & SLOT_TRACK) && silences(c, ref)) {
+		add_ordered(&st->deaths, 1);
+		ADD(&st->generation, UMMU_GEN_DEATH);
+		return;
+	}
 	if ((conf->flags & SLOT_TRACK) && c->kind <= UMMU_PROTECT && ON(GUARD_FILTERED) &&
 	    !interesting(ref, c->start, c->end) &&
 	    (!ON(GUARD_DESTINATION) || !interesting(ref, c->to_start, c->to_end))) {
@@ -435,20 +455,15 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 	if (!st)
 		return 0;
 	if (how & DO_BEGIN) {
-		if (conf->flags & SLOT_TRACK) {
-			struct ummu_interest *in = interest_of(ref);
-
-			/* nothing of the client's: it only shows where it is */
-			if (in && in->marker && in->marker == f->c.start &&
-			    f->c.hook == UMMU_HOOK_KVM_UNMAP)
-				return 0;
-		}
-	}
-	if (how & DO_BEGIN) {
+		f->counted &= ~(1u << i);
 		if (conf->flags & SLOT_TRACK) {
 			struct ummu_interest *in = interest_of(ref);
 			u32 bank = in ? in->bank & 1 : 0;
 
+			/* nothing of the client's: it only shows where it is */
+			if (in && in->marker && in->marker == f->c.start && f->c.end == f->c.start + page_size &&
+			    f->c.kind == UMMU_ZAP && f->c.hook == UMMU_HOOK_KVM_UNMAP)
+				return 0;
 			f->bank[i] = bank;
 			/* off: only what is interesting when it begins */
 			if (ON(GUARD_COUNT_ALL) || interesting(ref, f->c.start, f->c.end)) {
@@ -498,6 +513,10 @@ __noinline int deliver(u64 key, u32 how)
 
 	if (!f)
 		return 0;
+	/* Before it is counted: whoever counted and is not active has ended, for
+	 * one who looks at tasks and not at the words (in_last_event). */
+	if (how & DO_BEGIN)
+		f->active = 1;
 	if (how & OF_PROC) {
 		u32 tgid = bpf_get_current_pid_tgid() >> 32;
 
@@ -517,8 +536,6 @@ __noinline int deliver(u64 key, u32 how)
 				deliver_one(key, how, SPACE_REFS + i, all->ref[i]);
 		}
 	}
-	if (how & DO_BEGIN)
-		f->active = 1;
 	if (how & DO_END) {
 		f->active = 0;
 		if (f->brk && s)

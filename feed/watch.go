@@ -41,6 +41,10 @@ type Memory struct {
 	// Settle, if not nil, reports that no change which began before the call
 	// is in flight. Begin asks it where the tier sees no ends of changes.
 	Settle func() bool
+	// Holder, if not 0, is the start of a page of the watched address space
+	// that keeps the notifier of the tier registered. A change of it, of its
+	// rights apart, ends the watch: nothing would be seen any more.
+	Holder mm.Addr
 	// Release, if not nil, is called once by Close.
 	Release func() error
 }
@@ -143,6 +147,7 @@ func New(m Memory) (*Watch, error) {
 		},
 	}
 	w.interest.init(in)
+	in.Holder = uint64(m.Holder)
 	if st.Tier == layout.TierNotifierTracepoint && (m.Maps == "" || m.Maps == "/proc/self/maps") {
 		b, err := unix.Mmap(-1, 0, page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 		if err != nil {

@@ -6,9 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/mm"
 )
 
 // ErrNoKVM is returned by [MakeNotifier] where KVM cannot be used.
@@ -72,15 +75,41 @@ func MakeNotifier() (*Notifier, error) {
 	return &Notifier{p, uintptr(size)}, nil
 }
 
+// Holder is the start of the page that keeps the notifier: as long as it is
+// mapped, changes are seen. It is 0 after Close.
+func (n *Notifier) Holder() mm.Addr { return mm.Addr(uintptr(n.page)) }
+
 // Close lets the notifier go. It is not safe for concurrent use; a second
-// call does nothing.
+// call does nothing. If the program has unmapped the page, or mapped
+// something else there, Close leaves that alone.
 func (n *Notifier) Close() error {
 	if n.page == nil {
 		return nil
 	}
 	p := n.page
 	n.page = nil
+	ours, err := isVCPU(mm.Addr(uintptr(p)))
+	if err != nil {
+		return fmt.Errorf("close notifier: %w", err)
+	}
+	if !ours {
+		return nil
+	}
 	return unix.MunmapPtr(p, n.size)
+}
+
+// isVCPU reports whether a virtual CPU is mapped at address a of this process.
+func isVCPU(a mm.Addr) (bool, error) {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		return false, err
+	}
+	for line := range strings.Lines(string(maps)) {
+		if strings.HasPrefix(line, fmt.Sprintf("%08x-", uint64(a))) {
+			return strings.Contains(line, " anon_inode:kvm-vcpu:"), nil
+		}
+	}
+	return false, nil
 }
 
 // ioctlRetry is an ioctl that returns a number; KVM_CREATE_VM is interrupted

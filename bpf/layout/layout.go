@@ -64,7 +64,8 @@ type (
 		All      uint32
 		Dense    [3]uint64
 		Marker   uint64
-		Reserved [506]uint64
+		Holder   uint64
+		Reserved [505]uint64
 		Bits     [3][512]uint64
 	}
 )

@@ -10,8 +10,12 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -41,8 +45,8 @@ var shared struct {
 
 type kernelSide struct {
 	tracer   *tracer.Tracer
-	notifier *tracer.Notifier // of the notifier tiers
-	users    int
+	notifier *tracer.Notifier // of the notifier tiers; guarded by shared.mu
+	users    int              // likewise
 }
 
 // Open opens a watch of one address space. When it returns the kernel side
@@ -71,19 +75,26 @@ func openTier(tier tracer.Tier, o Options) (*feed.Watch, error) {
 	if err != nil {
 		return nil, err
 	}
-	w, err := open(k.tracer, tier, o)
+	holder := k.holder()
+	w, err := open(k, tier, o, holder)
+	if errors.Is(err, errSilent) {
+		// The program has unmapped the page that keeps the notifier.
+		if err = k.renew(holder); err == nil {
+			w, err = open(k, tier, o, k.holder())
+		}
+	}
 	if err != nil {
 		return nil, errors.Join(err, release(tier))
 	}
 	return w, nil
 }
 
-func open(t *tracer.Tracer, tier tracer.Tier, o Options) (*feed.Watch, error) {
+func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr) (*feed.Watch, error) {
 	target, maps := tracer.Self(), "/proc/self/maps"
 	if o.PID != 0 && o.PID != os.Getpid() {
 		target, maps = tracer.PID(o.PID), fmt.Sprintf("/proc/%d/maps", o.PID)
 	}
-	f, err := t.OpenFeed(target, tracer.FeedOptions{RingBytes: o.RingBytes, NoWakeup: o.NoWakeup})
+	f, err := k.tracer.OpenFeed(target, tracer.FeedOptions{RingBytes: o.RingBytes, NoWakeup: o.NoWakeup})
 	if err != nil {
 		return nil, err
 	}
@@ -97,14 +108,54 @@ func open(t *tracer.Tracer, tier tracer.Tier, o Options) (*feed.Watch, error) {
 	m.Maps = maps
 	if tier == tracer.TierNotifierTracepoint {
 		m.Settle = f.Settled
+		m.Holder = holder
 	}
-	m.Release = func() error { return errors.Join(f.Close(), release(tier)) }
+	opened := false
+	m.Release = func() error {
+		err := f.Close()
+		if opened {
+			err = errors.Join(err, release(tier))
+		}
+		return err
+	}
 	w, err := feed.New(m)
 	if err != nil {
 		m.Unmap()
 		return nil, errors.Join(err, f.Close())
 	}
+	if tier == tracer.TierNotifierTracepoint {
+		// From New on a change of the holder ends the watch. Was it there?
+		if err := prove(w); err != nil {
+			return nil, errors.Join(err, w.Close())
+		}
+	}
+	opened = true
 	return w, nil
+}
+
+// errSilent says that a change was not seen.
+var errSilent = errors.New("the kernel tells nobody of changes")
+
+// prove makes a change and fails with errSilent if the watch does not see it.
+func prove(w *feed.Watch) error {
+	b, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		return fmt.Errorf("map a page: %w", err)
+	}
+	defer unix.Munmap(b)
+	start := mm.Addr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	r := mm.Range{Start: start, End: start + mm.Addr(len(b))}
+	ticket := w.Begin(r)
+	defer w.Abandon(ticket)
+	if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+		return fmt.Errorf("drop a page: %w", err)
+	}
+	seen := false
+	w.Drain(func(rec *mm.Record) { seen = seen || rec.Touches(r) })
+	if !seen {
+		return errSilent
+	}
+	return nil
 }
 
 func acquire(tier tracer.Tier) (*kernelSide, error) {
@@ -129,6 +180,31 @@ func acquire(tier tracer.Tier) (*kernelSide, error) {
 	}
 	k.users++
 	return k, nil
+}
+
+// renew registers another notifier instead of a silent one.
+func (k *kernelSide) renew(silent mm.Addr) error {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if k.notifier.Holder() != silent {
+		return nil // somebody has
+	}
+	n, err := tracer.MakeNotifier()
+	if err != nil {
+		return err
+	}
+	old := k.notifier
+	k.notifier = n
+	return old.Close()
+}
+
+func (k *kernelSide) holder() mm.Addr {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if k.notifier == nil {
+		return 0
+	}
+	return k.notifier.Holder()
 }
 
 func release(tier tracer.Tier) error {
