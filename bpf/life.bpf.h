@@ -158,6 +158,7 @@ static __always_inline int on_exit(struct task_struct *task)
 		}
 		bpf_map_delete_elem(&tasks, &tid);
 	}
+	forget_ranges(tid);
 	if (!p && !all_refs())
 		return 0;
 	f = life_event(key, UMMU_EXIT, UMMU_HOOK_SCHED_EXIT, (u64)BPF_CORE_READ(task, mm));
@@ -173,18 +174,20 @@ static __always_inline int on_exit(struct task_struct *task)
 
 /* mmap:exit_mmap (6.1 and later) fires in exit_mmap(), when the last user of
  * the address space is gone: nobody can look up in it, nobody holds its entry. */
-static __always_inline int on_space_death(u64 mm)
+static __always_inline int on_space_death(u64 mm, u8 hook)
 {
 	struct inflight *f;
 
 	if (!watched(mm))
 		return 0;
-	f = life_event(mm, UMMU_EXIT, UMMU_HOOK_EXIT_MMAP, mm);
+	f = life_event(mm, UMMU_EXIT, hook, mm);
 	if (f) {
 		f->c.flags |= UMMU_F_SPACE_DEATH;
 		f->c.end = TO_TOP;
 		life_done(mm, DO_POST | DO_DEATH);
 	}
+	/* from 6.16 on a task lets its mm go after sched_process_exit */
+	forget_ranges((u32)bpf_get_current_pid_tgid());
 	if (ON(GUARD_SPACE_REMOVED))
 		bpf_map_delete_elem(&spaces, &mm);
 	return 0;

@@ -9,13 +9,16 @@
 #define UMMU_NOTIFIER_BPF_H
 
 #include "syscall.bpf.h"
+#include "life.bpf.h"
 
 /* What an event is to its reader, by the call the task is in. */
 struct cause {
 	u64 nr;
 	u32 call;	/* enum call, CALL_NONE for all others */
+	u32 advice;	/* of CALL_MADVISE */
 	bool own;	/* changes nothing but the caller's own address space */
 	bool fork;
+	bool native;	/* in a system call of the native ABI */
 	u64 a[2];
 };
 
@@ -53,19 +56,19 @@ static __always_inline void cause_of(struct cause *why, struct task_struct *task
 	struct pt_regs *regs = entry_regs(task);
 	struct call_site site = {};
 	bool marked = false;
-	u64 advice;
+	u32 advice;
 
 #if defined(__TARGET_ARCH_x86)
 	marked = true;
 	why->nr = BPF_CORE_READ(regs, orig_ax);
 	why->a[0] = BPF_CORE_READ(regs, ip);
 	why->a[1] = BPF_CORE_READ(regs, sp);
-	advice = (u32)BPF_CORE_READ(regs, dx);
+	advice = BPF_CORE_READ(regs, dx);
 #else
 	why->nr = (u32)BPF_CORE_READ(regs, syscallno);
 	why->a[0] = BPF_CORE_READ(regs, pc);
 	why->a[1] = BPF_CORE_READ(regs, sp);
-	advice = (u32)BPF_CORE_READ(regs, regs[2]);
+	advice = BPF_CORE_READ(regs, regs[2]);
 #endif
 	if (BPF_CORE_READ(task, flags) & (PF_IO_WORKER | PF_KTHREAD))
 		return;
@@ -82,6 +85,8 @@ static __always_inline void cause_of(struct cause *why, struct task_struct *task
 		why->fork = why->own = marked;
 		return;
 	}
+	why->native = true;
+	why->advice = advice;
 	why->call = site.call;
 	switch (site.call) {
 	case CALL_MUNMAP: case CALL_MMAP: case CALL_MREMAP: case CALL_MPROTECT:
@@ -237,65 +242,161 @@ int hook_kvm_unmap(u64 *ctx)
 /* ---- probes of the notifier calls themselves ---- */
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+/* include/linux/mmu_notifier.h, since 5.2 */
+enum mmu_notifier_event {
+	MMU_NOTIFY_UNMAP,
+	MMU_NOTIFY_CLEAR,
+	MMU_NOTIFY_PROTECTION_VMA,
+	MMU_NOTIFY_PROTECTION_PAGE,
+	MMU_NOTIFY_SOFT_DIRTY,
+	MMU_NOTIFY_RELEASE,
+};
 struct mmu_notifier_range {
 	struct mm_struct *mm;
 	unsigned long start, end;
-	unsigned int event;
+	enum mmu_notifier_event event;
 };
 #pragma clang attribute pop
 
-/* enum mmu_notifier_event: causes that take no pinned page away. */
-#define MMU_NOTIFY_PROTECTION_VMA 2
-#define MMU_NOTIFY_PROTECTION_PAGE 3
-#define MMU_NOTIFY_SOFT_DIRTY 4
-#define MMU_NOTIFY_RELEASE 5
+#define EVENT(name) bpf_core_enum_value(enum mmu_notifier_event, MMU_NOTIFY_##name)
 
 #define SAW_FENTRY SAW_MAIN
 #define SAW_KPROBE SAW_CLASSIC
+#define SAW_BOTH (SAW_FENTRY | SAW_KPROBE)
 
 /*
- * A change is known by the address of its mmu_notifier_range, which lies on
- * the stack of the task that makes it from start to end; ranges nest. Each
- * side is covered twice, by fentry and kprobe, which the kernel skips for
- * different reasons; the second to come finds the first's work done.
+ * Two hooks of one function run one after the other. A pair further apart
+ * than this is taken for two events, of which each lost its partner: one
+ * record or one loss too many if the task was merely preempted in between.
+ */
+#define PARTNER_NS 200000
+
+/* Kernel threads that move and unmap pages, but none that is pinned. */
+static __always_inline bool is_housekeeper(struct task_struct *task)
+{
+	u64 comm = 0;
+
+	if (!(BPF_CORE_READ(task, flags) & PF_KTHREAD))
+		return false;
+	bpf_core_read(&comm, sizeof(comm), &task->comm);
+	return comm == 0x746361706d6f636b ||		/* kcompact(d) */
+	       comm == 0x676170656775686b ||		/* khugepag(ed) */
+	       (comm & 0xffffffffffff) == 0x64706177736b || /* kswapd */
+	       (comm & 0xffffffffff) == 0x646d736b;	/* ksmd */
+}
+
+/*
+ * Causes that take no pinned page away: the kernel writes about itself in the
+ * event, or says by who does it. Reclaim and migration unmap a page, find it
+ * pinned, and put it back.
+ */
+static __always_inline bool is_harmless(u32 event, u64 mm, struct task_struct *task, const struct cause *why)
+{
+	if (event == EVENT(PROTECTION_PAGE) ||	/* fork, KSM, write-back: the page stays */
+	    event == EVENT(SOFT_DIRTY) || event == EVENT(RELEASE))
+		return true;
+	if (is_housekeeper(task))
+		return true;
+#if defined(__TARGET_ARCH_x86)
+	if (why->native && (why->nr == 237 || why->nr == 256))	/* mbind migrate_pages */
+		return true;
+#else
+	if (why->native && (why->nr == 235 || why->nr == 238))
+		return true;
+#endif
+	if (why->call != CALL_MADVISE || mm != (u64)BPF_CORE_READ(task, mm))
+		return false;
+	switch (why->advice) {
+	case 8: case 12: case 14: case 15: case 20: case 21: case 25:
+		/* FREE MERGEABLE HUGEPAGE NOHUGEPAGE COLD PAGEOUT COLLAPSE */
+		return true;
+	}
+	return false;
+}
+
+static __always_inline bool same_place(const struct inflight *f, const struct cause *why)
+{
+	return f->nr == (u32)why->nr && f->a[0] == why->a[0] && f->a[1] == why->a[1];
+}
+
+/* Whether an event at address at is the one that the partner of saw counted. */
+static __always_inline bool is_partner(const struct inflight *f, u8 seen_by, u8 saw, u64 at)
+{
+	return f->depth == at && seen_by && !(seen_by & saw) && bpf_ktime_get_ns() - f->seen_ns < PARTNER_NS;
+}
+
+/*
+ * A change is known by the address of its mmu_notifier_range, on the stack of
+ * the task that makes it from start to end. They nest (a huge page is split
+ * inside a zap; memory is reclaimed inside anything), so a task has a few
+ * entries, outermost and highest address first. One at a lower address than a
+ * new one, or of another call, is over: its end was missed.
+ *
+ * Each side is covered twice, by fentry and kprobe, which the kernel skips for
+ * different reasons: a program that is still running in another task that was
+ * preempted on this processor; any process in the middle of a bpf(2) map
+ * update there. The second to come finds the first's work done.
  */
 static __always_inline int range_start(struct mmu_notifier_range *r, u8 hook, u8 saw)
 {
-	u64 mm = (u64)BPF_CORE_READ(r, mm), key = (u64)r;
+	struct task_struct *task = (void *)bpf_get_current_task();
+	u64 mm = (u64)BPF_CORE_READ(r, mm), at = (u64)r, key = 0;
+	u32 tid = (u32)bpf_get_current_pid_tgid(), event = BPF_CORE_READ(r, event);
 	u64 start = BPF_CORE_READ(r, start), end = BPF_CORE_READ(r, end);
-	u32 event = BPF_CORE_READ(r, event);
 	struct cause why = {};
 	struct inflight *f;
+	u32 level;
 
 	if (!space_of(mm))
 		return 0;
-	if (event == MMU_NOTIFY_PROTECTION_PAGE || event == MMU_NOTIFY_SOFT_DIRTY ||
-	    event == MMU_NOTIFY_RELEASE) {
-		count(COUNT_HARMLESS);
-		return 0;
-	}
-	f = bpf_map_lookup_elem(&requests, &key);
-	if (f && f->active) {
-		if (!(f->entered & saw) && f->mm == mm && f->c.start == start && f->c.end == end) {
+	for (level = 0; level < RANGE_LEVELS; level++) {
+		key = range_key(tid, level);
+		f = bpf_map_lookup_elem(&requests, &key);
+		if (!f || !f->active)
+			break;
+		if (f->mm == mm && f->c.start == start && f->c.end == end && is_partner(f, f->entered, saw, at)) {
 			f->entered |= saw;
 			return 0;
 		}
-		count(COUNT_STALE);
-		deliver(key, DO_END | OF_REQUEST);
+	}
+	cause_of(&why, task);
+	if (is_harmless(event, mm, task, &why)) {
+		count(COUNT_HARMLESS);
+		return 0;
+	}
+	for (level = 0; level < RANGE_LEVELS; level++) {
+		key = range_key(tid, level);
+		f = bpf_map_lookup_elem(&requests, &key);
+		if (!f || !f->active)
+			break;
+		if (f->depth <= at || !same_place(f, &why) || level == RANGE_LEVELS - 1) {
+			close_ranges(tid, level);
+			break;
+		}
 	}
 	f = request_entry(key, mm);
 	if (!f)
 		return 0;
-	cause_of(&why, (void *)bpf_get_current_task());
+	if (f->exited && f->exited != SAW_BOTH)
+		count(f->exited == SAW_KPROBE ? COUNT_MISSED_END_FENTRY : COUNT_MISSED_END_KPROBE);
 	f->c = no_inflight.c;
 	f->c.mm = mm;
 	f->c.start = start;
 	f->c.end = end;
-	f->c.kind = event == MMU_NOTIFY_PROTECTION_VMA ? UMMU_PROTECT : kind_of(&why);
+	f->c.kind = kind_of(&why);
+	if (event == EVENT(PROTECTION_VMA))
+		f->c.kind = UMMU_PROTECT;
+	else if (f->c.kind == UMMU_PROTECT)
+		f->c.kind = UMMU_ZAP;
 	f->c.phase = UMMU_BEGIN;
 	f->c.hook = hook;
 	f->c.abi = why.call ? UMMU_ABI_NATIVE : UMMU_ABI_NONE;
 	f->c.nr = why.call ? why.nr : 0;
+	f->nr = why.nr;
+	f->a[0] = why.a[0];
+	f->a[1] = why.a[1];
+	f->depth = at;
+	f->seen_ns = bpf_ktime_get_ns();
 	f->entered = saw;
 	f->exited = 0;
 	deliver(key, DO_BEGIN | DO_POST | OF_REQUEST);
@@ -304,27 +405,46 @@ static __always_inline int range_start(struct mmu_notifier_range *r, u8 hook, u8
 
 static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 saw)
 {
-	u64 mm = (u64)BPF_CORE_READ(r, mm), key = (u64)r;
-	u32 event = BPF_CORE_READ(r, event);
+	struct task_struct *task = (void *)bpf_get_current_task();
+	u64 mm = (u64)BPF_CORE_READ(r, mm), at = (u64)r, key = 0;
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+	struct cause why = {};
 	struct inflight *f;
+	u32 level;
 
 	if (!space_of(mm))
 		return 0;
-	if (event == MMU_NOTIFY_PROTECTION_PAGE || event == MMU_NOTIFY_SOFT_DIRTY ||
-	    event == MMU_NOTIFY_RELEASE)
-		return 0;
-	f = bpf_map_lookup_elem(&requests, &key);
-	if (f && f->active) {
-		f->exited = saw;
-		deliver(key, DO_END | OF_REQUEST);
-		return 0;
+	for (level = 0; level < RANGE_LEVELS; level++) {
+		key = range_key(tid, level);
+		f = bpf_map_lookup_elem(&requests, &key);
+		if (!f)
+			break;
+		if (f->active && f->depth == at && f->mm == mm) {
+			if (f->entered != SAW_BOTH)
+				count(f->entered == SAW_KPROBE ? COUNT_MISSED_START_FENTRY : COUNT_MISSED_START_KPROBE);
+			close_ranges(tid, level + 1);
+			f->exited = saw;
+			f->seen_ns = bpf_ktime_get_ns();
+			deliver(key, DO_END | OF_REQUEST);
+			return 0;
+		}
+		if (f->active)
+			continue;
+		if (f->mm == mm && is_partner(f, f->exited, saw, at)) {
+			f->exited |= saw;
+			return 0;
+		}
+		break;
 	}
-	if (f && f->exited && !(f->exited & saw) && f->mm == mm) {
-		bpf_map_delete_elem(&requests, &key);	/* the partner was first */
+	cause_of(&why, task);
+	if (is_harmless(BPF_CORE_READ(r, event), mm, task, &why))
 		return 0;
-	}
-	/* neither hook saw the start */
+	/* neither hook saw the start, or the change is older than the watch */
 	count(COUNT_UNPAIRED);
+	if (level == RANGE_LEVELS) {
+		level--;
+		close_ranges(tid, level);
+	}
 	f = request_entry(key, mm);
 	if (!f)
 		return 0;
@@ -336,6 +456,8 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 	f->c.phase = UMMU_END;
 	f->c.hook = hook;
 	f->c.abi = UMMU_ABI_NONE;
+	f->depth = at;
+	f->seen_ns = bpf_ktime_get_ns();
 	f->exited = saw;
 	deliver(key, DO_POST | DO_PAIR | OF_REQUEST);
 	return 0;
@@ -363,6 +485,13 @@ int hook_end_fentry(u64 *ctx)
 #define FIRST_ARG(regs) ((void *)(regs)->regs[0])
 #endif
 
+/* exit_mmap(mm) itself, at its beginning, where there is no tracepoint in it. */
+SEC("fentry/exit_mmap")
+int hook_space_death_fentry(u64 *ctx)
+{
+	return on_space_death(ctx[0], UMMU_HOOK_EXIT_MMAP_FENTRY);
+}
+
 /* The kprobe's context is the register frame itself, not a kernel pointer. */
 struct probe_regs {
 #if defined(__TARGET_ARCH_x86)
@@ -382,6 +511,12 @@ SEC("kprobe/__mmu_notifier_invalidate_range_end")
 int hook_end_kprobe(struct probe_regs *regs)
 {
 	return range_end(FIRST_ARG(regs), UMMU_HOOK_NOTIFIER_END_KPROBE, SAW_KPROBE);
+}
+
+SEC("kprobe/exit_mmap")
+int hook_space_death_kprobe(struct probe_regs *regs)
+{
+	return on_space_death((u64)FIRST_ARG(regs), UMMU_HOOK_EXIT_MMAP_KPROBE);
 }
 
 #endif

@@ -188,7 +188,7 @@ int hook_exit(u64 *ctx)
 SEC("raw_tp/exit_mmap")
 int hook_space_death(u64 *ctx)
 {
-	return on_space_death(ctx[0]);
+	return on_space_death(ctx[0], UMMU_HOOK_EXIT_MMAP);
 }
 
 /* ---- control: run by the owner through BPF_PROG_TEST_RUN ---- */
@@ -298,7 +298,8 @@ struct task_line {
 
 u64 iter_ref; /* set by the loader before it reads */
 u64 iter_mm;
-u32 iter_called; /* 1: the notifier tracepoint tier, which sees no ends */
+u32 iter_called; /* enum below */
+enum { ITER_SPACES, ITER_EVENTS, ITER_SWEEP }; /* for OpenFeed; for the notifier tiers */
 
 static __always_inline int nr_in(struct pid *pid, u32 level)
 {
@@ -378,20 +379,14 @@ static __always_inline bool uncounted(struct task_struct *task)
  * event if it is not where it was: other registers, or another call. Kernel
  * threads have no registers; one that sleeps for work has finished the last.
  */
-static __always_inline bool in_last_event(struct task_struct *task)
+static __always_inline bool in_event(struct task_struct *task, const struct inflight *f)
 {
-	u32 tid = BPF_CORE_READ(task, pid);
-	struct inflight *f = bpf_map_lookup_elem(&tasks, &tid);
 	struct pt_regs *regs;
 	u64 ip, sp;
 
-	if (!f || !(f->active || f->foreign))
-		return false;
-	if (f->active && f->mm != iter_mm)
-		return false;	/* not of the address space asked about */
 	if (BPF_CORE_READ(task, flags) & (PF_KTHREAD | PF_IO_WORKER))
 		return !(task_state(task) & TASK_INTERRUPTIBLE) && task_state(task) != TASK_IDLE;
-	if ((u32)call_of(task) != f->nr)	/* -1: a fault */
+	if ((u32)call_of(task) != f->nr)
 		return false;
 	if (bpf_core_enum_value_exists(enum bpf_func_id___regs, BPF_FUNC_task_pt_regs___regs))
 		regs = (struct pt_regs *)bpf_task_pt_regs(task);
@@ -406,6 +401,29 @@ static __always_inline bool in_last_event(struct task_struct *task)
 	return ip == f->a[0] && sp == f->a[1];
 }
 
+static __always_inline bool in_last_event(struct task_struct *task)
+{
+	u32 tid = BPF_CORE_READ(task, pid);
+	struct inflight *f = bpf_map_lookup_elem(&tasks, &tid);
+
+	if (!f || !(f->active || f->foreign))
+		return false;
+	if (f->active && f->mm != iter_mm)
+		return false;	/* not of the address space asked about */
+	return in_event(task, f);
+}
+
+/* The notifier probes see ends, but may miss one. */
+static __always_inline void sweep_ranges(struct task_struct *task)
+{
+	u32 tid = BPF_CORE_READ(task, pid);
+	u64 key = range_key(tid, 0);
+	struct inflight *f = bpf_map_lookup_elem(&requests, &key);
+
+	if (f && f->active && !in_event(task, f))
+		close_ranges(tid, 0);
+}
+
 SEC("iter/task")
 int list_tasks(struct bpf_iter__task *ctx)
 {
@@ -416,7 +434,11 @@ int list_tasks(struct bpf_iter__task *ctx)
 	if (!task)
 		return 0;
 	l.mm = (u64)BPF_CORE_READ(task, mm);
-	if (iter_called) {
+	if (iter_called == ITER_SWEEP) {
+		sweep_ranges(task);
+		return 0;
+	}
+	if (iter_called == ITER_EVENTS) {
 		l.busy = in_last_event(task);
 		if (l.busy)
 			bpf_seq_write(ctx->meta->seq, &l, sizeof(l));

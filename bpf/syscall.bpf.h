@@ -39,6 +39,7 @@ static __always_inline void identify(struct call_site *s, struct task_struct *ta
 #endif
 	nr &= ~(u64)X32_BIT;
 	s->nr = nr;
+	asm volatile("" : "+r"(nr)); /* 6.1's verifier wants to see the bound */
 	nr &= NR_MAX - 1;
 	s->call = s->abi == UMMU_ABI_COMPAT ? compat_calls[nr] : native_calls[nr];
 	if (s->abi == UMMU_ABI_COMPAT && !ON(GUARD_COMPAT_ABI))

@@ -19,49 +19,51 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	SyscallMapAllSpaces          = "all_spaces"
-	SyscallMapCounters           = "counters"
-	SyscallMapEpoch              = "epoch"
-	SyscallMapProcs              = "procs"
-	SyscallMapRequests           = "requests"
-	SyscallMapSlotConf           = "slot_conf"
-	SyscallMapSlotInterest       = "slot_interest"
-	SyscallMapSlotRing           = "slot_ring"
-	SyscallMapSlotStatus         = "slot_status"
-	SyscallMapSpaces             = "spaces"
-	SyscallMapTasks              = "tasks"
-	SyscallProgControl           = "control"
-	SyscallProgHookEndFentry     = "hook_end_fentry"
-	SyscallProgHookEndKprobe     = "hook_end_kprobe"
-	SyscallProgHookEnterMprotect = "hook_enter_mprotect"
-	SyscallProgHookEnterMremap   = "hook_enter_mremap"
-	SyscallProgHookEnterMunmap   = "hook_enter_munmap"
-	SyscallProgHookExec          = "hook_exec"
-	SyscallProgHookExit          = "hook_exit"
-	SyscallProgHookExitMprotect  = "hook_exit_mprotect"
-	SyscallProgHookExitMremap    = "hook_exit_mremap"
-	SyscallProgHookExitMunmap    = "hook_exit_munmap"
-	SyscallProgHookFork          = "hook_fork"
-	SyscallProgHookKvmUnmap      = "hook_kvm_unmap"
-	SyscallProgHookSpaceDeath    = "hook_space_death"
-	SyscallProgHookStartFentry   = "hook_start_fentry"
-	SyscallProgHookStartKprobe   = "hook_start_kprobe"
-	SyscallProgHookSysEnter      = "hook_sys_enter"
-	SyscallProgHookSysExit       = "hook_sys_exit"
-	SyscallProgHookUringComplete = "hook_uring_complete"
-	SyscallProgHookUringQueue    = "hook_uring_queue"
-	SyscallProgHookUringSubmit   = "hook_uring_submit"
-	SyscallProgListTasks         = "list_tasks"
-	SyscallVarGuardsOff          = "guards_off"
-	SyscallVarHugePageSize       = "huge_page_size"
-	SyscallVarIterCalled         = "iter_called"
-	SyscallVarIterMm             = "iter_mm"
-	SyscallVarIterRef            = "iter_ref"
-	SyscallVarPageSize           = "page_size"
-	SyscallVarSpaceKey           = "space_key"
-	SyscallVarTypeInterest       = "type_interest"
-	SyscallVarTypeRecord         = "type_record"
-	SyscallVarTypeStatus         = "type_status"
+	SyscallMapAllSpaces             = "all_spaces"
+	SyscallMapCounters              = "counters"
+	SyscallMapEpoch                 = "epoch"
+	SyscallMapProcs                 = "procs"
+	SyscallMapRequests              = "requests"
+	SyscallMapSlotConf              = "slot_conf"
+	SyscallMapSlotInterest          = "slot_interest"
+	SyscallMapSlotRing              = "slot_ring"
+	SyscallMapSlotStatus            = "slot_status"
+	SyscallMapSpaces                = "spaces"
+	SyscallMapTasks                 = "tasks"
+	SyscallProgControl              = "control"
+	SyscallProgHookEndFentry        = "hook_end_fentry"
+	SyscallProgHookEndKprobe        = "hook_end_kprobe"
+	SyscallProgHookEnterMprotect    = "hook_enter_mprotect"
+	SyscallProgHookEnterMremap      = "hook_enter_mremap"
+	SyscallProgHookEnterMunmap      = "hook_enter_munmap"
+	SyscallProgHookExec             = "hook_exec"
+	SyscallProgHookExit             = "hook_exit"
+	SyscallProgHookExitMprotect     = "hook_exit_mprotect"
+	SyscallProgHookExitMremap       = "hook_exit_mremap"
+	SyscallProgHookExitMunmap       = "hook_exit_munmap"
+	SyscallProgHookFork             = "hook_fork"
+	SyscallProgHookKvmUnmap         = "hook_kvm_unmap"
+	SyscallProgHookSpaceDeath       = "hook_space_death"
+	SyscallProgHookSpaceDeathFentry = "hook_space_death_fentry"
+	SyscallProgHookSpaceDeathKprobe = "hook_space_death_kprobe"
+	SyscallProgHookStartFentry      = "hook_start_fentry"
+	SyscallProgHookStartKprobe      = "hook_start_kprobe"
+	SyscallProgHookSysEnter         = "hook_sys_enter"
+	SyscallProgHookSysExit          = "hook_sys_exit"
+	SyscallProgHookUringComplete    = "hook_uring_complete"
+	SyscallProgHookUringQueue       = "hook_uring_queue"
+	SyscallProgHookUringSubmit      = "hook_uring_submit"
+	SyscallProgListTasks            = "list_tasks"
+	SyscallVarGuardsOff             = "guards_off"
+	SyscallVarHugePageSize          = "huge_page_size"
+	SyscallVarIterCalled            = "iter_called"
+	SyscallVarIterMm                = "iter_mm"
+	SyscallVarIterRef               = "iter_ref"
+	SyscallVarPageSize              = "page_size"
+	SyscallVarSpaceKey              = "space_key"
+	SyscallVarTypeInterest          = "type_interest"
+	SyscallVarTypeRecord            = "type_record"
+	SyscallVarTypeStatus            = "type_status"
 )
 
 // LoadSyscall returns the embedded CollectionSpec for Syscall.
@@ -106,28 +108,30 @@ type SyscallSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallProgramSpecs struct {
-	Control           *ebpf.ProgramSpec `ebpf:"control"`
-	HookEndFentry     *ebpf.ProgramSpec `ebpf:"hook_end_fentry"`
-	HookEndKprobe     *ebpf.ProgramSpec `ebpf:"hook_end_kprobe"`
-	HookEnterMprotect *ebpf.ProgramSpec `ebpf:"hook_enter_mprotect"`
-	HookEnterMremap   *ebpf.ProgramSpec `ebpf:"hook_enter_mremap"`
-	HookEnterMunmap   *ebpf.ProgramSpec `ebpf:"hook_enter_munmap"`
-	HookExec          *ebpf.ProgramSpec `ebpf:"hook_exec"`
-	HookExit          *ebpf.ProgramSpec `ebpf:"hook_exit"`
-	HookExitMprotect  *ebpf.ProgramSpec `ebpf:"hook_exit_mprotect"`
-	HookExitMremap    *ebpf.ProgramSpec `ebpf:"hook_exit_mremap"`
-	HookExitMunmap    *ebpf.ProgramSpec `ebpf:"hook_exit_munmap"`
-	HookFork          *ebpf.ProgramSpec `ebpf:"hook_fork"`
-	HookKvmUnmap      *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap"`
-	HookSpaceDeath    *ebpf.ProgramSpec `ebpf:"hook_space_death"`
-	HookStartFentry   *ebpf.ProgramSpec `ebpf:"hook_start_fentry"`
-	HookStartKprobe   *ebpf.ProgramSpec `ebpf:"hook_start_kprobe"`
-	HookSysEnter      *ebpf.ProgramSpec `ebpf:"hook_sys_enter"`
-	HookSysExit       *ebpf.ProgramSpec `ebpf:"hook_sys_exit"`
-	HookUringComplete *ebpf.ProgramSpec `ebpf:"hook_uring_complete"`
-	HookUringQueue    *ebpf.ProgramSpec `ebpf:"hook_uring_queue"`
-	HookUringSubmit   *ebpf.ProgramSpec `ebpf:"hook_uring_submit"`
-	ListTasks         *ebpf.ProgramSpec `ebpf:"list_tasks"`
+	Control              *ebpf.ProgramSpec `ebpf:"control"`
+	HookEndFentry        *ebpf.ProgramSpec `ebpf:"hook_end_fentry"`
+	HookEndKprobe        *ebpf.ProgramSpec `ebpf:"hook_end_kprobe"`
+	HookEnterMprotect    *ebpf.ProgramSpec `ebpf:"hook_enter_mprotect"`
+	HookEnterMremap      *ebpf.ProgramSpec `ebpf:"hook_enter_mremap"`
+	HookEnterMunmap      *ebpf.ProgramSpec `ebpf:"hook_enter_munmap"`
+	HookExec             *ebpf.ProgramSpec `ebpf:"hook_exec"`
+	HookExit             *ebpf.ProgramSpec `ebpf:"hook_exit"`
+	HookExitMprotect     *ebpf.ProgramSpec `ebpf:"hook_exit_mprotect"`
+	HookExitMremap       *ebpf.ProgramSpec `ebpf:"hook_exit_mremap"`
+	HookExitMunmap       *ebpf.ProgramSpec `ebpf:"hook_exit_munmap"`
+	HookFork             *ebpf.ProgramSpec `ebpf:"hook_fork"`
+	HookKvmUnmap         *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap"`
+	HookSpaceDeath       *ebpf.ProgramSpec `ebpf:"hook_space_death"`
+	HookSpaceDeathFentry *ebpf.ProgramSpec `ebpf:"hook_space_death_fentry"`
+	HookSpaceDeathKprobe *ebpf.ProgramSpec `ebpf:"hook_space_death_kprobe"`
+	HookStartFentry      *ebpf.ProgramSpec `ebpf:"hook_start_fentry"`
+	HookStartKprobe      *ebpf.ProgramSpec `ebpf:"hook_start_kprobe"`
+	HookSysEnter         *ebpf.ProgramSpec `ebpf:"hook_sys_enter"`
+	HookSysExit          *ebpf.ProgramSpec `ebpf:"hook_sys_exit"`
+	HookUringComplete    *ebpf.ProgramSpec `ebpf:"hook_uring_complete"`
+	HookUringQueue       *ebpf.ProgramSpec `ebpf:"hook_uring_queue"`
+	HookUringSubmit      *ebpf.ProgramSpec `ebpf:"hook_uring_submit"`
+	ListTasks            *ebpf.ProgramSpec `ebpf:"list_tasks"`
 }
 
 // SyscallMapSpecs contains maps before they are loaded into the kernel.
@@ -232,28 +236,30 @@ type SyscallVariables struct {
 //
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallPrograms struct {
-	Control           *ebpf.Program `ebpf:"control"`
-	HookEndFentry     *ebpf.Program `ebpf:"hook_end_fentry"`
-	HookEndKprobe     *ebpf.Program `ebpf:"hook_end_kprobe"`
-	HookEnterMprotect *ebpf.Program `ebpf:"hook_enter_mprotect"`
-	HookEnterMremap   *ebpf.Program `ebpf:"hook_enter_mremap"`
-	HookEnterMunmap   *ebpf.Program `ebpf:"hook_enter_munmap"`
-	HookExec          *ebpf.Program `ebpf:"hook_exec"`
-	HookExit          *ebpf.Program `ebpf:"hook_exit"`
-	HookExitMprotect  *ebpf.Program `ebpf:"hook_exit_mprotect"`
-	HookExitMremap    *ebpf.Program `ebpf:"hook_exit_mremap"`
-	HookExitMunmap    *ebpf.Program `ebpf:"hook_exit_munmap"`
-	HookFork          *ebpf.Program `ebpf:"hook_fork"`
-	HookKvmUnmap      *ebpf.Program `ebpf:"hook_kvm_unmap"`
-	HookSpaceDeath    *ebpf.Program `ebpf:"hook_space_death"`
-	HookStartFentry   *ebpf.Program `ebpf:"hook_start_fentry"`
-	HookStartKprobe   *ebpf.Program `ebpf:"hook_start_kprobe"`
-	HookSysEnter      *ebpf.Program `ebpf:"hook_sys_enter"`
-	HookSysExit       *ebpf.Program `ebpf:"hook_sys_exit"`
-	HookUringComplete *ebpf.Program `ebpf:"hook_uring_complete"`
-	HookUringQueue    *ebpf.Program `ebpf:"hook_uring_queue"`
-	HookUringSubmit   *ebpf.Program `ebpf:"hook_uring_submit"`
-	ListTasks         *ebpf.Program `ebpf:"list_tasks"`
+	Control              *ebpf.Program `ebpf:"control"`
+	HookEndFentry        *ebpf.Program `ebpf:"hook_end_fentry"`
+	HookEndKprobe        *ebpf.Program `ebpf:"hook_end_kprobe"`
+	HookEnterMprotect    *ebpf.Program `ebpf:"hook_enter_mprotect"`
+	HookEnterMremap      *ebpf.Program `ebpf:"hook_enter_mremap"`
+	HookEnterMunmap      *ebpf.Program `ebpf:"hook_enter_munmap"`
+	HookExec             *ebpf.Program `ebpf:"hook_exec"`
+	HookExit             *ebpf.Program `ebpf:"hook_exit"`
+	HookExitMprotect     *ebpf.Program `ebpf:"hook_exit_mprotect"`
+	HookExitMremap       *ebpf.Program `ebpf:"hook_exit_mremap"`
+	HookExitMunmap       *ebpf.Program `ebpf:"hook_exit_munmap"`
+	HookFork             *ebpf.Program `ebpf:"hook_fork"`
+	HookKvmUnmap         *ebpf.Program `ebpf:"hook_kvm_unmap"`
+	HookSpaceDeath       *ebpf.Program `ebpf:"hook_space_death"`
+	HookSpaceDeathFentry *ebpf.Program `ebpf:"hook_space_death_fentry"`
+	HookSpaceDeathKprobe *ebpf.Program `ebpf:"hook_space_death_kprobe"`
+	HookStartFentry      *ebpf.Program `ebpf:"hook_start_fentry"`
+	HookStartKprobe      *ebpf.Program `ebpf:"hook_start_kprobe"`
+	HookSysEnter         *ebpf.Program `ebpf:"hook_sys_enter"`
+	HookSysExit          *ebpf.Program `ebpf:"hook_sys_exit"`
+	HookUringComplete    *ebpf.Program `ebpf:"hook_uring_complete"`
+	HookUringQueue       *ebpf.Program `ebpf:"hook_uring_queue"`
+	HookUringSubmit      *ebpf.Program `ebpf:"hook_uring_submit"`
+	ListTasks            *ebpf.Program `ebpf:"list_tasks"`
 }
 
 func (p *SyscallPrograms) Close() error {
@@ -272,6 +278,8 @@ func (p *SyscallPrograms) Close() error {
 		p.HookFork,
 		p.HookKvmUnmap,
 		p.HookSpaceDeath,
+		p.HookSpaceDeathFentry,
+		p.HookSpaceDeathKprobe,
 		p.HookStartFentry,
 		p.HookStartKprobe,
 		p.HookSysEnter,

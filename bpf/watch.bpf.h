@@ -73,7 +73,8 @@ struct inflight {
 	u8 brk;		/* counted in space.brks */
 	u8 pad[1];
 	u64 brk_old;
-	u64 depth;	/* notifier tracepoint: where on the stack the event was */
+	u64 depth;	/* notifier: where on the stack the event was */
+	u64 seen_ns;	/* notifier probes: when the first of two hooks saw it */
 	u64 a[6];
 	u8 bank[REFS];	/* the bank that ref[i] was counted in */
 	u8 pad2[4];
@@ -163,10 +164,11 @@ struct {
 	__type(value, struct inflight);
 } tasks SEC(".maps");
 
-/* io_kiocb -> its madvise, from submission to completion. */
+/* io_kiocb -> its madvise, from submission to completion; range_key() -> a
+ * change that a task has told MMU notifiers of. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 16384);
+	__uint(max_entries, 65536);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, u64);
 	__type(value, struct inflight);
@@ -194,6 +196,10 @@ enum counter {
 	COUNT_SPACES_FULL,	/* no room to follow a child: its watches lost events */
 	COUNT_FORK,		/* notifier events of fork: no pinned page moves */
 	COUNT_HARMLESS,		/* notifier events of causes that move no pinned page */
+	COUNT_MISSED_START_FENTRY, /* one of two notifier probes missed what its partner saw */
+	COUNT_MISSED_START_KPROBE,
+	COUNT_MISSED_END_FENTRY,
+	COUNT_MISSED_END_KPROBE,
 	COUNT_MAX,
 };
 struct {
@@ -611,6 +617,47 @@ static __always_inline struct inflight *request_entry(u64 key, u64 mm)
 	}
 	f->mm = mm;
 	return f;
+}
+
+/* Changes of one task that are in progress, by nesting: small numbers, where
+ * other keys of requests are kernel addresses. */
+#define RANGE_LEVELS 4
+
+static __always_inline u64 range_key(u32 tid, u32 level)
+{
+	return (u64)tid * RANGE_LEVELS + level;
+}
+
+/* Ends the changes of a task from a level of nesting on: their ends were missed. */
+__noinline int close_ranges(u32 tid, u32 level)
+{
+	for (u32 i = 0; i < RANGE_LEVELS; i++) {
+		u64 key = range_key(tid, i);
+		struct inflight *f;
+
+		if (i < level)
+			continue;
+		f = bpf_map_lookup_elem(&requests, &key);
+		if (!f)
+			break;
+		if (f->active) {
+			count(COUNT_STALE);
+			deliver(key, DO_END | OF_REQUEST);
+		}
+	}
+	return 0;
+}
+
+/* ... and forgets them: the task is at its end. */
+static __always_inline void forget_ranges(u32 tid)
+{
+	close_ranges(tid, 0);
+	for (u32 i = 0; i < RANGE_LEVELS; i++) {
+		u64 key = range_key(tid, i);
+
+		if (bpf_map_delete_elem(&requests, &key))
+			break;
+	}
 }
 
 #endif

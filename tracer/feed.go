@@ -114,15 +114,26 @@ func (t *Tracer) settle(space, ref uint64) error {
 	}
 }
 
+// What the task iterator is asked (iter_called in bpf/syscall.bpf.c).
+const (
+	iterEvents = uint32(1 + iota)
+	iterSweep
+)
+
 // Settled reports that no change which began before the call is in flight
 // any more, as far as the task iterator can tell: false is no proof of the
-// contrary. It is for the notifier tracepoint tier, which sees no ends, and
-// takes some 100 us and more with the number of tasks of the machine.
+// contrary. It is for the notifier tiers: the tracepoint sees no ends, the
+// probes may miss one, which is then counted as ended here. It takes some
+// 100 us and more with the number of tasks of the machine.
 func (f *Feed) Settled() bool {
 	t := f.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.closed || errors.Join(t.objs.IterMm.Set(f.space), t.objs.IterCalled.Set(uint32(1))) != nil {
+	ask := iterEvents
+	if t.coverage.Tier == TierNotifierProbe {
+		ask = iterSweep
+	}
+	if t.closed || errors.Join(t.objs.IterMm.Set(f.space), t.objs.IterCalled.Set(ask)) != nil {
 		return false
 	}
 	defer t.objs.IterMm.Set(uint64(0))
@@ -132,7 +143,7 @@ func (f *Feed) Settled() bool {
 		busy = l.Busy != 0
 		return !busy
 	})
-	return err == nil && !busy
+	return err == nil && !busy && ask == iterEvents
 }
 
 // Descriptors of the shared memory. They stay the Feed's and are closed by

@@ -68,6 +68,15 @@ var lifeHooks = []hook{
 		[]string{"exit_mmap"}, "", "hook_space_death", ""},
 }
 
+// deathProbes take the place of the tracepoint before 6.1, where programs of
+// the other types are allowed.
+var deathProbes = []hook{
+	{layout.HookExitMmapFentry, "fentry/exit_mmap", "death of address spaces", true,
+		nil, "", "hook_space_death_fentry", ""},
+	{layout.HookExitMmapKprobe, "kprobe/exit_mmap", "the same, if fentry is skipped", true,
+		nil, "", "hook_space_death_kprobe", "exit_mmap"},
+}
+
 var tracepointHooks = []hook{
 	{layout.HookKVMUnmap, "raw_tp/kvm_unmap_hva_range", "what KVM hears of changes, for processes with a virtual machine", true,
 		[]string{"kvm_unmap_hva_range"}, "", "hook_kvm_unmap", ""},
@@ -97,10 +106,29 @@ func hooksOf(t Tier) []hook {
 	return nil
 }
 
+// adapted are the attachments of a tier on this kernel: where the notifier
+// probes exist and mmap:exit_mmap does not, exit_mmap is probed too.
+func adapted(t Tier) ([]hook, error) {
+	hooks := hooksOf(t)
+	if t != TierNotifierProbe {
+		return hooks, nil
+	}
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return nil, fmt.Errorf("read the kernel's types: %w", err)
+	}
+	var def *btf.Typedef
+	if err := kernel.TypeByName("btf_trace_exit_mmap", &def); errors.Is(err, btf.ErrNotFound) {
+		hooks = slices.DeleteFunc(hooks, func(h hook) bool { return h.id == layout.HookExitMmap })
+		hooks = append(hooks, deathProbes...)
+	}
+	return hooks, nil
+}
+
 // HookName returns the name of a hook as in [Coverage], e.g.
 // "tp_btf/sys_enter", or "none".
 func HookName(h mm.Hook) string {
-	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks} {
+	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks, deathProbes} {
 		for i := range hooks {
 			if hooks[i].id == h {
 				return hooks[i].name

@@ -24,6 +24,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
@@ -52,6 +53,10 @@ func (o Options) Validate() error {
 	}
 	return nil
 }
+
+// preallocated is how many changes in progress there is room for where they
+// take memory, 500 bytes each, whether they are there or not.
+const preallocated = 16384
 
 // missInterval is how often the kernel's miss counters are read.
 const missInterval = 100 * time.Millisecond
@@ -142,8 +147,20 @@ func open(o Options) (*Tracer, error) {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
+	hooks, err := adapted(o.Tier)
+	if err != nil {
+		return nil, err
+	}
+	if v, err := features.LinuxVersionCode(); err == nil && v < 6<<16|1<<8 {
+		// Before 6.1 programs of these types must not allocate
+		// (check_map_prog_compatibility(), kernel/bpf/verifier.c).
+		for _, name := range []string{"tasks", "requests"} {
+			spec.Maps[name].Flags &^= unix.BPF_F_NO_PREALLOC
+			spec.Maps[name].MaxEntries = preallocated
+		}
+	}
 	t := &Tracer{
-		hooks:   hooksOf(o.Tier),
+		hooks:   hooks,
 		skipped: recursionMisses,
 		stop:    make(chan struct{}),
 		slots:   make([]bool, spec.Maps["slot_conf"].MaxEntries),

@@ -65,5 +65,7 @@ const (
 	HookNotifierStartKprobe = C.UMMU_HOOK_NOTIFIER_START_KPROBE
 	HookNotifierEndFentry   = C.UMMU_HOOK_NOTIFIER_END_FENTRY
 	HookNotifierEndKprobe   = C.UMMU_HOOK_NOTIFIER_END_KPROBE
+	HookExitMmapFentry      = C.UMMU_HOOK_EXIT_MMAP_FENTRY
+	HookExitMmapKprobe      = C.UMMU_HOOK_EXIT_MMAP_KPROBE
 	HookMax                 = C.UMMU_HOOK_MAX
 )

@@ -118,5 +118,7 @@ const (
 	HookNotifierStartKprobe = 0x12
 	HookNotifierEndFentry   = 0x13
 	HookNotifierEndKprobe   = 0x14
+	HookExitMmapFentry      = 0x15
+	HookExitMmapKprobe      = 0x16
 	HookMax                 = 0x20
 )

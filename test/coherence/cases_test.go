@@ -123,7 +123,7 @@ func TestThreeWatchesOfOneProcess(t *testing.T) {
 	b.touch()
 	var ws [3]*feed.Watch
 	for i := range ws {
-		w, err := local.Open(local.Options{})
+		w, err := open(local.Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -244,7 +244,7 @@ func TestNotHostMemory(t *testing.T) {
 // Cases B1, B3, B4, B5: of several entries exactly those whose pages change
 // are dropped, whatever their bytes.
 func TestWhichEntriesDie(t *testing.T) {
-	w, err := local.Open(local.Options{})
+	w, err := open(local.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

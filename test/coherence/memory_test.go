@@ -188,7 +188,7 @@ func BenchmarkChangesWithoutLookup(b *testing.B) {
 // ends its own watch; nobody waits for it.
 func TestCallbackDoesAnything(t *testing.T) {
 	watchdog(t)
-	w, err := local.Open(local.Options{})
+	w, err := open(local.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,7 +9,9 @@ package coherence
 
 import (
 	"encoding/binary"
+	"errors"
 	"flag"
+	"fmt"
 	"os"
 	"testing"
 	"unsafe"
@@ -22,14 +24,43 @@ import (
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/regcache"
 	"github.com/ummu/ummu/regcache/uring"
+	"github.com/ummu/ummu/tracer"
 )
 
 // rounds is how often each race is run. `make test` runs a million of each
 // without the race detector, and fewer with it.
 var rounds = flag.Int("rounds", 20_000, "rounds of each race")
 
+// tier is how the watches of this process see changes, where a test does not
+// ask for one.
+var tier tracer.Tier
+
+func init() {
+	flag.Func("tier", "`tier` to test: syscall (default), notifier/tracepoint, notifier/probe", func(name string) error {
+		for _, t := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
+			if t.String() == name {
+				tier = t
+				return nil
+			}
+		}
+		return errors.New("no such tier")
+	})
+}
+
+// open is local.Open, of the calling process in the tier under test.
+func open(o local.Options) (*feed.Watch, error) {
+	if o.Tier == tracer.TierNone && o.PID == 0 {
+		o.Tier = tier
+	}
+	return local.Open(o)
+}
+
 func TestMain(m *testing.M) {
 	flag.Parse()
+	if os.Getenv(hammerEnv) != "" {
+		fmt.Fprintln(os.Stderr, hammer())
+		os.Exit(1)
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -52,7 +83,7 @@ type rig struct {
 
 func newRig(t testing.TB, o local.Options) *rig {
 	t.Helper()
-	w, err := local.Open(o)
+	w, err := open(o)
 	if err != nil {
 		t.Fatal(err)
 	}
