@@ -47,8 +47,12 @@ func (p *performer) child(shared bool, script []call) error {
 	pin.Pin(&script[0])
 	defer pin.Unpin()
 	pid := clone(flags, &script[0], len(script))
-	if pid < 0 {
-		return fmt.Errorf("clone: %w", syscall.Errno(-pid))
+	switch e := syscall.Errno(-pid); {
+	case pid > 0:
+	case e == unix.ENOMEM, e == unix.EAGAIN: // no memory, or no huge page, for the copy
+		return nil
+	default:
+		return fmt.Errorf("clone: %w", e)
 	}
 	for {
 		_, err := unix.Wait4(pid, nil, unix.WALL, nil)

@@ -153,6 +153,10 @@ func Generate(rng *rand.Rand, n int, hugetlb bool) Program {
 	}
 	// some programs are crowded, so that steps meet
 	span := 1 << (2 + rng.IntN(5))
+	alone := 8 // steps, for each that runs with another one
+	if rng.IntN(3) == 0 {
+		alone = 2
+	}
 	p := make(Program, n)
 	for i := range p {
 		s := &p[i]
@@ -175,7 +179,7 @@ func Generate(rng *rand.Rand, n int, hugetlb bool) Program {
 		case k < 25:
 			s.How = Uring
 		}
-		s.With = rng.IntN(6) == 0
+		s.With = rng.IntN(alone) == 0
 		s.Page = uint8(rng.IntN(span))
 		s.Pages = uint8(1 + rng.IntN(4))
 		switch rng.IntN(8) {

@@ -132,22 +132,24 @@ func (t *table) register(step int, r mm.Range) error {
 	return nil
 }
 
+var errDead = errors.New("the watch is dead")
+
 // drain applies what happened, as a lookup does. False: a lookup would not
-// hit anything.
-func (t *table) drain() bool {
+// hit anything now.
+func (t *table) drain() (bool, error) {
 	if t.watch.Valid() {
-		return true
+		return true, nil
 	}
 	for range 1000 {
 		switch t.watch.Drain(t.apply) {
 		case feed.Fresh:
-			return true
-		case feed.DeadState:
-			return false
+			return true, nil
+		case feed.DeadState: // coherent, but there is nothing left to test
+			return false, errDead
 		}
 		runtime.Gosched()
 	}
-	return false
+	return false, nil
 }
 
 // populate makes the pages of r present and writable, which fails where there
@@ -226,7 +228,7 @@ func (t *table) forget(e *entry) error {
 
 // clear ends all entries.
 func (t *table) clear() error {
-	t.drain()
+	_, dead := t.drain()
 	for _, e := range t.entries {
 		if err := t.forget(e); err != nil {
 			return err
@@ -234,5 +236,5 @@ func (t *table) clear() error {
 	}
 	clear(t.entries)
 	t.entries = t.entries[:0]
-	return nil
+	return dead
 }

@@ -296,7 +296,10 @@ func (g *target) check(steps []Step, first int, r *Result) error {
 		r.Finding.Step = last
 		return nil
 	}
-	valid := t.drain()
+	valid, err := t.drain()
+	if err != nil {
+		return err
+	}
 	witness := g.listen()
 	// Changes of nobody-knows-whose memory come from other processes, too.
 	own := func(w *mm.Record) bool {
