@@ -32,9 +32,17 @@ type Options struct {
 	// looks every 20 ms instead.
 	NoWakeup bool
 	// Tier is how changes are seen. 0: the syscall tier. The notifier tiers
-	// are for the calling process, which they give an MMU notifier
-	// ([tracer.MakeNotifier]).
+	// give the calling process an MMU notifier ([tracer.MakeNotifier]);
+	// another process needs one of the two options below.
 	Tier tracer.Tier
+	// VM is a KVM virtual machine that process PID has made (KVM_CREATE_VM
+	// binds it to the address space of the caller) and passed on, by which
+	// it has a notifier. It stays the caller's; the watch keeps a duplicate,
+	// so that it may be closed everywhere else.
+	VM *os.File
+	// Inject stops process PID by ptrace, for some milliseconds, and makes
+	// it make such a machine. Only amd64; not a process under seccomp.
+	Inject bool
 }
 
 // The kernel side is loaded once per process and tier, for all its watches.
@@ -60,10 +68,11 @@ func Open(o Options) (*feed.Watch, error) {
 	if tier == tracer.TierNone {
 		tier = tracer.TierSyscall
 	}
+	openIt := openTier
 	if tier != tracer.TierSyscall && o.PID != 0 && o.PID != os.Getpid() {
-		return nil, fmt.Errorf("open local feed: tier %v needs a notifier in process %d", tier, o.PID)
+		openIt = openOther
 	}
-	w, err := openTier(tier, o)
+	w, err := openIt(tier, o)
 	if err != nil {
 		return nil, fmt.Errorf("open local feed: tier %v: %w", tier, err)
 	}
@@ -76,11 +85,12 @@ func openTier(tier tracer.Tier, o Options) (*feed.Watch, error) {
 		return nil, err
 	}
 	holder := k.holder()
-	w, err := open(k, tier, o, holder)
+	free := func() error { return release(tier) }
+	w, err := open(k, tier, o, holder, free)
 	if errors.Is(err, errSilent) {
 		// The program has unmapped the page that keeps the notifier.
 		if err = k.renew(holder); err == nil {
-			w, err = open(k, tier, o, k.holder())
+			w, err = open(k, tier, o, k.holder(), free)
 		}
 	}
 	if err != nil {
@@ -89,7 +99,9 @@ func openTier(tier tracer.Tier, o Options) (*feed.Watch, error) {
 	return w, nil
 }
 
-func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr) (*feed.Watch, error) {
+// open opens a watch whose Close calls free last; an error does not. holder is
+// the page of this process that keeps the notifier, 0 if something else does.
+func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr, free func() error) (*feed.Watch, error) {
 	target, maps := tracer.Self(), "/proc/self/maps"
 	if o.PID != 0 && o.PID != os.Getpid() {
 		target, maps = tracer.PID(o.PID), fmt.Sprintf("/proc/%d/maps", o.PID)
@@ -106,7 +118,7 @@ func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr) (*feed.Wat
 		return nil, errors.Join(err, f.Close())
 	}
 	m.Maps = maps
-	if tier != tracer.TierSyscall {
+	if tier == tracer.TierNotifierTracepoint {
 		m.Settle = f.Settled
 		m.Holder = holder
 	}
@@ -114,7 +126,7 @@ func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr) (*feed.Wat
 	m.Release = func() error {
 		err := f.Close()
 		if opened {
-			err = errors.Join(err, release(tier))
+			err = errors.Join(err, free())
 		}
 		return err
 	}
@@ -123,7 +135,7 @@ func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr) (*feed.Wat
 		m.Unmap()
 		return nil, errors.Join(err, f.Close())
 	}
-	if tier == tracer.TierNotifierTracepoint {
+	if tier == tracer.TierNotifierTracepoint && holder != 0 {
 		// From New on a change of the holder ends the watch. Was it there?
 		if err := prove(w); err != nil {
 			return nil, errors.Join(err, w.Close())
