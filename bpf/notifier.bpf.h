@@ -39,6 +39,49 @@ static __always_inline struct pt_regs *entry_regs(struct task_struct *task)
 	return BPF_CORE_READ(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs);
 }
 
+#if defined(__TARGET_ARCH_x86)
+/* Whether descriptor fd of the current task is a userfaultfd. */
+static __always_inline bool is_userfaultfd(struct task_struct *task, u32 fd)
+{
+	struct fdtable *fdt = BPF_CORE_READ(task, files, fdt);
+	struct file *f = NULL, **at = BPF_CORE_READ(fdt, fd);
+	char name[14] = {};
+
+	if (fd >= BPF_CORE_READ(fdt, max_fds))
+		return false;
+	bpf_probe_read_kernel(&f, sizeof(f), at + fd);
+	if (BPF_CORE_READ(f, f_inode, i_sb, s_magic) != 0x09041934) /* ANON_INODE_FS_MAGIC */
+		return false;
+	bpf_probe_read_kernel_str(name, sizeof(name), BPF_CORE_READ(f, f_path.dentry, d_name.name));
+	return !__builtin_memcmp(name, "[userfaultfd]", sizeof(name));
+}
+
+/*
+ * Calls that move, drop or collapse pages, but none that is pinned, in
+ * whatever address space: they find its reference and put it back. The event
+ * comes before they look.
+ */
+static __always_inline bool spares_pinned(const struct cause *why, struct task_struct *task)
+{
+	struct pt_regs *regs = entry_regs(task);
+
+	if (!why->native)
+		return false;
+	switch (why->nr) {
+	case 237: case 256: case 279:	/* mbind migrate_pages move_pages */
+		return true;
+	case 28:			/* madvise: FREE COLD PAGEOUT COLLAPSE */
+		return why->advice == 8 || why->advice == 20 || why->advice == 21 || why->advice == 25;
+	case 16:			/* ioctl: UFFDIO_MOVE */
+		return (u32)BPF_CORE_READ(regs, si) == 0xc028aa05 &&
+		       is_userfaultfd(task, BPF_CORE_READ(regs, di));
+	}
+	return false;
+}
+#else
+#define spares_pinned(why, task) false	/* there is no such tracepoint */
+#endif
+
 /*
  * Inside these calls a task can change no other address space, so an event is
  * about its own: unlike truncation, process_madvise, ptrace, a fault, or
@@ -199,6 +242,10 @@ int hook_kvm_unmap(u64 *ctx)
 		count(COUNT_FORK);
 		return 0;
 	}
+	if (spares_pinned(&why, task)) {
+		count(COUNT_HARMLESS);
+		return 0;
+	}
 	f = bpf_map_lookup_elem(&tasks, &tid);
 	nested = f && (f->active || f->foreign) && f->nr == (u32)why.nr && f->a[0] == why.a[0] &&
 		 f->a[1] == why.a[1] && depth < f->depth && (f->foreign != 0) == !why.own;
@@ -225,7 +272,7 @@ int hook_kvm_unmap(u64 *ctx)
 	f->a[0] = why.a[0];
 	f->a[1] = why.a[1];
 	if (why.own) {
-		deliver(tid, nested ? DO_POST : DO_BEGIN | DO_POST);
+		deliver(tid, DO_BEGIN | DO_POST | (nested ? DO_NESTED : 0));
 	} else {
 		struct ummu_epoch *e = epoch_page();
 		struct foreign x = { .f = f };

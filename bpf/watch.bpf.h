@@ -432,6 +432,7 @@ static __always_inline struct all_refs *all_refs(void)
 #define DO_DEATH	16	/* the address space is gone */
 #define OF_REQUEST	32	/* the change is in requests, not in tasks */
 #define OF_PROC		64	/* for the watches of the process, not of the space */
+#define DO_NESTED	128	/* with DO_BEGIN: not for who has counted the outer one */
 
 static __always_inline struct inflight *inflight_of(u64 key, u32 how)
 {
@@ -460,7 +461,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 	st = status_of(ref);
 	if (!st)
 		return 0;
-	if (how & DO_BEGIN) {
+	if ((how & DO_BEGIN) && !((how & DO_NESTED) && f->ref[i] == ref)) {
 		f->counted &= ~(1u << i);
 		if (conf->flags & SLOT_TRACK) {
 			struct ummu_interest *in = interest_of(ref);

@@ -76,7 +76,7 @@ func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 		return nil, err
 	}
 	space, err := t.bind(sl, target, false)
-	if err == nil && t.coverage.Tier == TierSyscall && !guard.Off(guard.OpenSettles) {
+	if err == nil && t.coverage.Tier != TierNotifierProbe && !guard.Off(guard.OpenSettles) { // probes see the end
 		err = t.settle(space, sl.ref)
 	}
 	if err != nil {
