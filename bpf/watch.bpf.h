@@ -432,7 +432,7 @@ static __always_inline struct all_refs *all_refs(void)
 #define DO_DEATH	16	/* the address space is gone */
 #define OF_REQUEST	32	/* the change is in requests, not in tasks */
 #define OF_PROC		64	/* for the watches of the process, not of the space */
-#define DO_NESTED	128	/* with DO_BEGIN: not for who has counted the outer one */
+#define DO_NESTED	256	/* with DO_BEGIN: not for who has counted the outer one */
 
 static __always_inline struct inflight *inflight_of(u64 key, u32 how)
 {
