@@ -4,7 +4,7 @@
  * ABI, and what their arguments say about the range. Sources: the kernel's
  * syscall tables (arch/x86/entry/syscalls, arch/arm64/tools/syscall_64.tbl,
  * arch/arm/tools/syscall.tbl) and mm/mmap.c, mm/mremap.c, mm/mprotect.c,
- * mm/madvise.c, ipc/shm.c for the checks that come before any change.
+ * mm/madvise.c, ipc/shm.c, fs/aio.c for the checks that come before any change.
  */
 #ifndef UMMU_CALLS_BPF_H
 #define UMMU_CALLS_BPF_H
@@ -28,6 +28,7 @@ enum call {
 	CALL_SHMDT,
 	CALL_IPC,		/* i386: multiplexer of shmat, shmdt */
 	CALL_REMAP_FILE_PAGES,
+	CALL_IO_DESTROY,	/* unmaps where the AIO ring was mapped, whatever is there now */
 };
 
 #define NR_MAX 512
@@ -36,13 +37,13 @@ enum call {
 static const u8 native_calls[NR_MAX] = {
 	[9] = CALL_MMAP, [10] = CALL_MPROTECT, [11] = CALL_MUNMAP, [12] = CALL_BRK,
 	[25] = CALL_MREMAP, [28] = CALL_MADVISE, [30] = CALL_SHMAT, [67] = CALL_SHMDT,
-	[216] = CALL_REMAP_FILE_PAGES, [329] = CALL_PKEY_MPROTECT,
+	[207] = CALL_IO_DESTROY, [216] = CALL_REMAP_FILE_PAGES, [329] = CALL_PKEY_MPROTECT,
 	[440] = CALL_PROCESS_MADVISE,
 };
 static const u8 compat_calls[NR_MAX] = {
 	[45] = CALL_BRK, [90] = CALL_OLD_MMAP, [91] = CALL_MUNMAP, [117] = CALL_IPC,
 	[125] = CALL_MPROTECT, [163] = CALL_MREMAP, [192] = CALL_MMAP,
-	[219] = CALL_MADVISE, [257] = CALL_REMAP_FILE_PAGES,
+	[219] = CALL_MADVISE, [246] = CALL_IO_DESTROY, [257] = CALL_REMAP_FILE_PAGES,
 	[380] = CALL_PKEY_MPROTECT, [397] = CALL_SHMAT, [398] = CALL_SHMDT,
 	[440] = CALL_PROCESS_MADVISE,
 };
@@ -53,14 +54,14 @@ static const u8 compat_calls[NR_MAX] = {
 #define UNTAG(a) ((s64)(a) >= 0 ? (a) & ((1ULL << 57) - 1) : (a))
 #else
 static const u8 native_calls[NR_MAX] = {
-	[196] = CALL_SHMAT, [197] = CALL_SHMDT, [214] = CALL_BRK, [215] = CALL_MUNMAP,
+	[1] = CALL_IO_DESTROY, [196] = CALL_SHMAT, [197] = CALL_SHMDT, [214] = CALL_BRK, [215] = CALL_MUNMAP,
 	[216] = CALL_MREMAP, [222] = CALL_MMAP, [226] = CALL_MPROTECT,
 	[233] = CALL_MADVISE, [234] = CALL_REMAP_FILE_PAGES,
 	[288] = CALL_PKEY_MPROTECT, [440] = CALL_PROCESS_MADVISE,
 };
 static const u8 compat_calls[NR_MAX] = {
 	[45] = CALL_BRK, [91] = CALL_MUNMAP, [125] = CALL_MPROTECT, [163] = CALL_MREMAP,
-	[192] = CALL_MMAP, [220] = CALL_MADVISE, [253] = CALL_REMAP_FILE_PAGES,
+	[192] = CALL_MMAP, [220] = CALL_MADVISE, [244] = CALL_IO_DESTROY, [253] = CALL_REMAP_FILE_PAGES,
 	[305] = CALL_SHMAT, [306] = CALL_SHMDT, [394] = CALL_PKEY_MPROTECT,
 	[440] = CALL_PROCESS_MADVISE,
 };
@@ -405,6 +406,7 @@ static __always_inline void decode(struct change *c, u32 call, const struct args
 		decode_madvise(c, k->a[0], k->a[1], (u32)k->a[2]);
 		return;
 	case CALL_SHMDT:
+	case CALL_IO_DESTROY:	/* a context is named by the address of its ring */
 		decode_shmdt(c, k->a[0]);
 		return;
 	case CALL_SHMAT:

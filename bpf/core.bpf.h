@@ -113,11 +113,13 @@ struct task_struct {
 	struct pid *thread_pid;
 	struct signal_struct *signal;
 	struct files_struct *files;
+	void *worker_private;	/* pf_io_worker before 5.17 */
 	char comm[16];
 };
 
 struct task_struct___old {
 	long state;
+	void *pf_io_worker;
 };
 
 #if defined(__TARGET_ARCH_x86)
@@ -143,6 +145,7 @@ struct io_madvise {
 };
 struct io_kiocb {
 	u8 opcode;
+	struct io_kiocb *link;	/* what runs after it */
 };
 
 struct seq_file;

@@ -9,9 +9,14 @@
  * this event can have now: of the task or of the address space. */
 static __always_inline struct inflight *life_event(u64 key, u8 kind, u8 hook, u64 mm)
 {
-	struct inflight *f = request_entry(key, mm);
+	struct inflight *f = bpf_map_lookup_elem(&requests, &key);
 	struct change *c;
 
+	if (f && f->active) {	/* of whatever had this address before */
+		count(COUNT_STALE);
+		deliver(key, DO_END | OF_REQUEST);
+	}
+	f = request_entry(key, mm);
 	if (!f)
 		return NULL;
 	f->c = no_inflight.c;
@@ -108,6 +113,26 @@ static __always_inline int on_fork(struct task_struct *parent, struct task_struc
 	return 0;
 }
 
+/* Ends the change that a task was in, if its end was missed: the task is in
+ * another address space now, or in none. */
+static __always_inline void leave_change(struct inflight *f, u32 tid)
+{
+	u32 zero = 0;
+	struct ummu_epoch *e;
+
+	if (f->active) {
+		count(COUNT_STALE);
+		if (ON(GUARD_EXIT_CLOSED))
+			deliver(tid, DO_END);
+	}
+	if (f->foreign) {
+		e = bpf_map_lookup_elem(&epoch, &zero);
+		if (e)
+			ADD(&e->ended, 1);
+		f->foreign = 0;
+	}
+}
+
 /* sched_process_exec runs after exec_mmap(): task->mm is the new space, which
  * user space has not run in. */
 static __always_inline int on_exec(struct task_struct *task, u32 old_tid)
@@ -117,6 +142,9 @@ static __always_inline int on_exec(struct task_struct *task, u32 old_tid)
 	u64 key = (u64)task;
 	struct inflight *f;
 
+	f = bpf_map_lookup_elem(&tasks, &old_tid);
+	if (f)
+		leave_change(f, old_tid);
 	if (old_tid != tid)
 		bpf_map_delete_elem(&tasks, &old_tid);
 	inherit(tgid, mm, 0);
@@ -144,18 +172,7 @@ static __always_inline int on_exit(struct task_struct *task)
 	u64 key = (u64)task;
 
 	if (f) {
-		if (f->active) {
-			count(COUNT_STALE);
-			if (ON(GUARD_EXIT_CLOSED))
-				deliver(tid, DO_END);
-		}
-		if (f->foreign) {
-			u32 zero = 0;
-			struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
-
-			if (e)
-				ADD(&e->ended, 1);
-		}
+		leave_change(f, tid);
 		bpf_map_delete_elem(&tasks, &tid);
 	}
 	forget_ranges(tid);

@@ -145,7 +145,7 @@ static __always_inline void cause_of(struct cause *why, struct task_struct *task
 static __always_inline u8 kind_of(const struct cause *why)
 {
 	switch (why->call) {
-	case CALL_MUNMAP: case CALL_BRK: case CALL_SHMDT:
+	case CALL_MUNMAP: case CALL_BRK: case CALL_SHMDT: case CALL_IO_DESTROY:
 		return UMMU_UNMAP;
 	case CALL_MMAP: case CALL_SHMAT: case CALL_REMAP_FILE_PAGES:
 		return UMMU_REPLACE;

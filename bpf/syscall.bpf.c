@@ -155,12 +155,24 @@ int hook_uring_queue(u64 *ctx)
 }
 
 /* io_uring:io_uring_complete(ctx, req, ...), 5.17 and later: when the result
- * is about to be visible. A request without a result (CQE_SKIP_SUCCESS) has
+ * is about to be visible, before the next request of the chain runs, which a
+ * worker does without another event. Between two there may be a timeout of the
+ * first. A request without a result (CQE_SKIP_SUCCESS) has
  * no such event: it stays open until its memory is used for another. */
 SEC("raw_tp/io_uring_complete")
 int hook_uring_complete(u64 *ctx)
 {
-	return uring_end((void *)ctx[1], 0);
+	struct io_kiocb *req = (void *)ctx[1], *next;
+
+	uring_end(req, 0);
+	next = BPF_CORE_READ(req, link);
+	if (next) {
+		uring_begin(next, UMMU_HOOK_URING_COMPLETE);
+		next = BPF_CORE_READ(next, link);
+		if (next)
+			uring_begin(next, UMMU_HOOK_URING_COMPLETE);
+	}
+	return 0;
 }
 
 /* sched:sched_process_fork(parent, child) */
@@ -342,10 +354,24 @@ static __always_inline u32 task_state(struct task_struct *task)
 	return BPF_CORE_READ(old, state);
 }
 
+/* Whether an io_uring thread is one of the workers (io-wq). */
+static __always_inline bool is_worker(struct task_struct *task)
+{
+	struct task_struct___old *old = (void *)task;
+
+	if (bpf_core_field_exists(task->worker_private))
+		return BPF_CORE_READ(task, worker_private);
+	if (bpf_core_field_exists(old->pf_io_worker))
+		return BPF_CORE_READ(old, pf_io_worker);
+	return true;
+}
+
 /*
  * Whether the task may be changing its address space without being counted
  * for the watch that is opening. io_uring's workers have no call; one that
  * waits for work, or for I/O, sleeps interruptibly, which madvise never does.
+ * The thread that polls for submissions (SQPOLL) may never sleep; it hands
+ * madvise to workers, of which it is none.
  */
 static __always_inline bool uncounted(struct task_struct *task)
 {
@@ -354,9 +380,8 @@ static __always_inline bool uncounted(struct task_struct *task)
 	u64 nr;
 	u32 tid;
 
-	if (BPF_CORE_READ(task, flags) & PF_IO_WORKER) {
-		return task_state(task) != TASK_INTERRUPTIBLE;
-	}
+	if (BPF_CORE_READ(task, flags) & PF_IO_WORKER)
+		return is_worker(task) && task_state(task) != TASK_INTERRUPTIBLE;
 	nr = call_of(task);
 	if (!known_nr(nr))
 		return false;

@@ -149,7 +149,7 @@ static __always_inline void post_vector(struct inflight *f, u32 tid, const struc
 {
 	struct change *c = &f->c;
 	u64 base = site->k.a[1], n = site->k.a[2], hull_start = TO_TOP, hull_end = 0;
-	bool compat = site->abi == UMMU_ABI_COMPAT;
+	bool compat = site->abi != UMMU_ABI_NATIVE; /* x32 passes short ones too */
 
 	c->arg[0] = (u32)site->k.a[3];
 	if (n > VECTOR_MAX && ON(GUARD_VECTOR_LIMIT))
@@ -439,8 +439,9 @@ static __always_inline bool read_madvise(void *req, u64 *addr, u64 *len, u32 *ad
 }
 
 /*
- * A madvise request is submitted, or handed to a worker (a linked one long
- * after its submission). Both come before it runs.
+ * A madvise request is submitted, or handed to a worker, or its predecessor in
+ * a chain of requests completes, possibly long after the submission. All come
+ * before it runs.
  */
 static __always_inline int uring_begin(void *req, u8 hook)
 {
@@ -463,8 +464,10 @@ static __always_inline int uring_begin(void *req, u8 hook)
 		return 0;
 	f = bpf_map_lookup_elem(&requests, &key);
 	if (f && f->active) {
-		if (hook == UMMU_HOOK_URING_QUEUE && f->mm == mm && f->a[0] == addr && f->a[1] == len)
-			return 0;	/* seen at its submission */
+		if (hook != UMMU_HOOK_URING_SUBMIT && f->mm == mm && f->a[0] == addr && f->a[1] == len)
+			/* seen at its submission, though not by a watch that
+			 * was opened while it waited in a chain of requests */
+			return deliver(key, DO_BEGIN | DO_POST | DO_REST | OF_REQUEST);
 		count(COUNT_STALE);	/* the kernel reuses requests */
 		deliver(key, DO_END | OF_REQUEST);
 	}

@@ -433,6 +433,7 @@ static __always_inline struct all_refs *all_refs(void)
 #define OF_REQUEST	32	/* the change is in requests, not in tasks */
 #define OF_PROC		64	/* for the watches of the process, not of the space */
 #define DO_NESTED	256	/* with DO_BEGIN: not for who has counted the outer one */
+#define DO_REST		128	/* only for watches that the change did not begin for */
 
 static __always_inline struct inflight *inflight_of(u64 key, u32 how)
 {
@@ -459,7 +460,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 	if (!f || i >= REFS || !conf)
 		return 0;
 	st = status_of(ref);
-	if (!st)
+	if (!st || ((how & DO_REST) && f->ref[i] == ref))
 		return 0;
 	if ((how & DO_BEGIN) && !((how & DO_NESTED) && f->ref[i] == ref)) {
 		f->counted &= ~(1u << i);

@@ -4,6 +4,7 @@ package tracer
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -58,6 +59,84 @@ func TestURing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A madvise that waits in a chain of requests, submitted before the watch,
+// begins for it when it is handed to a worker; it began for others before.
+func TestURingWaitedSinceBefore(t *testing.T) {
+	p := startTracee(t)
+	early := watch(t, shared, PID(p.pid), WatchOptions{})
+	p.tell(t, "uring held")
+	for n := 0; n < 2; {
+		var r mm.Record
+		if err := early.Read(&r); err != nil {
+			t.Fatal(err)
+		}
+		if r.Call.ABI == mm.ABIIOUring && r.Phase == mm.PhaseBegin {
+			n++
+		}
+	}
+	late := watch(t, shared, PID(p.pid), WatchOptions{})
+	p.tell(t, "")
+	if w := p.answer(t, "ok", 4); w[2] != "0" || w[3] != "0" {
+		t.Fatalf("madvise by io_uring failed: %v", w)
+	}
+	records := drain(t, late)
+	for _, r := range []mm.Range{p.page(1, 2), p.page(4, 1)} {
+		pair := those(records, func(x *mm.Record) bool { return x.Range == r })
+		if len(pair) != 2 || pair[0].Phase != mm.PhaseBegin || pair[1].Phase != mm.PhaseEnd || pair[1].Flags&mm.Unpaired != 0 {
+			t.Errorf("%v: want a begin and its end:%s", r, show(records))
+		}
+	}
+	again := those(drain(t, early), func(x *mm.Record) bool { return x.Call.ABI == mm.ABIIOUring && x.Phase == mm.PhaseBegin })
+	if len(again) != 0 {
+		t.Errorf("begun twice:%s", show(again))
+	}
+}
+
+// io_destroy unmaps where the ring of its context was mapped, whatever is
+// there by then.
+func TestIODestroy(t *testing.T) {
+	p := startTracee(t)
+	p.do(t, "poke 0 0")
+	p.call(t, unix.SYS_IO_SETUP, 8, fmt.Sprint(uint64(p.scratch)))
+	ring := mapped(t, p.pid, func(line string) bool { return strings.Contains(line, "/[aio]") })
+	size := ring.Len()
+	if size == 0 {
+		t.Fatal("no ring")
+	}
+	at := fmt.Sprint(uint64(ring.Start))
+	p.call(t, unix.SYS_MUNMAP, at, size)
+	p.call(t, unix.SYS_MMAP, at, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED, -1, 0)
+	s := watch(t, shared, PID(p.pid), WatchOptions{})
+	p.call(t, unix.SYS_IO_DESTROY, at)
+	here := func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("%x-", uint64(ring.Start))) }
+	if r := mapped(t, p.pid, here); r.Len() != 0 {
+		t.Fatalf("%v is still mapped: this kernel does otherwise", r)
+	}
+	records := drain(t, s)
+	if len(records) != 2 || records[0].Phase != mm.PhaseBegin || records[0].Kind != mm.Unmap || !records[0].Range.Contains(ring) ||
+		records[0].Call != (mm.Call{NR: unix.SYS_IO_DESTROY}) || records[1].Phase != mm.PhaseEnd {
+		t.Errorf("want begin and end of an unmap of %v:%s", ring, show(records))
+	}
+}
+
+// mapped is the range of the first line of a process's maps that is selected.
+func mapped(t *testing.T, pid int, is func(string) bool) (r mm.Range) {
+	t.Helper()
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if is(line) {
+			if _, err := fmt.Sscanf(line, "%x-%x", &r.Start, &r.End); err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+	}
+	return r
 }
 
 // A call that began before the watch ends in it, unpaired. The call cannot

@@ -152,6 +152,14 @@ func TestFeedMissedEndThenExit(t *testing.T) {
 	eventually(t, "no change in flight", func() bool { return inFlight(st) == 0 })
 }
 
+// A thread of io_uring that polls for submissions and never sleeps is in no
+// change.
+func TestFeedOpensDespitePolling(t *testing.T) {
+	p := startTracee(t)
+	p.do(t, "uring spin")
+	openFeed(t, own(t), PID(p.pid))
+}
+
 // The entry of an address space goes with it, before its address is used for
 // another one.
 func TestDeadSpaceIsForgotten(t *testing.T) {

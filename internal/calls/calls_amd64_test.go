@@ -12,6 +12,6 @@ var hostNumbers = map[string]uint32{
 	"remap_file_pages": unix.SYS_REMAP_FILE_PAGES, "exit_group": unix.SYS_EXIT_GROUP, "mbind": unix.SYS_MBIND,
 	"migrate_pages": unix.SYS_MIGRATE_PAGES, "move_pages": unix.SYS_MOVE_PAGES, "fallocate": unix.SYS_FALLOCATE,
 	"execveat": unix.SYS_EXECVEAT, "pkey_mprotect": unix.SYS_PKEY_MPROTECT, "ioctl": unix.SYS_IOCTL,
-	"io_uring_enter": unix.SYS_IO_URING_ENTER, "clone3": unix.SYS_CLONE3,
+	"io_destroy": unix.SYS_IO_DESTROY, "io_uring_enter": unix.SYS_IO_URING_ENTER, "clone3": unix.SYS_CLONE3,
 	"process_madvise": unix.SYS_PROCESS_MADVISE, "process_mrelease": unix.SYS_PROCESS_MRELEASE,
 }

@@ -27,7 +27,7 @@ func TestHostNumbers(t *testing.T) {
 }
 
 func TestTablesAgree(t *testing.T) {
-	want := []string{"munmap", "mremap", "mprotect", "pkey_mprotect", "madvise", "process_madvise", "brk", "shmat", "shmdt", "remap_file_pages"}
+	want := []string{"munmap", "mremap", "mprotect", "pkey_mprotect", "madvise", "process_madvise", "brk", "shmat", "shmdt", "remap_file_pages", "io_destroy"}
 	for arch, tab := range map[string]*Table{"amd64": amd64, "arm64": arm64} {
 		shapes := map[string]shape{}
 		for _, m := range []map[uint32]entry{tab.native, tab.compat} {

@@ -359,7 +359,7 @@ static void uring(const char *mode)
 	struct io_uring_cqe *cqes;
 	_Atomic unsigned *sq_tail, *cq_head, *cq_tail;
 	unsigned *array, mask, cq_mask, enter = IORING_ENTER_GETEVENTS, tail, n = 0;
-	int res[2] = {}, linked = !strcmp(mode, "linked"), fd;
+	int res[2] = {}, held = !strcmp(mode, "held"), linked = held || !strcmp(mode, "linked"), fd;
 	size_t sq_len, cq_len;
 	char *sq, *cq;
 	uint64_t t0, t1;
@@ -369,9 +369,17 @@ static void uring(const char *mode)
 		p.sq_thread_idle = 1000;
 		enter |= IORING_ENTER_SQ_WAKEUP;
 	}
+	if (!strcmp(mode, "spin")) { /* a thread that polls for submissions for ever */
+		p.flags = IORING_SETUP_SQPOLL;
+		p.sq_thread_idle = 1000000;
+	}
 	fd = syscall(SYS_io_uring_setup, 8, &p);
 	if (fd < 0)
 		die("io_uring_setup");
+	if (!strcmp(mode, "spin")) {
+		say("ok");
+		return;
+	}
 	sq_len = p.sq_off.array + p.sq_entries * sizeof(unsigned);
 	cq_len = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
 	sq = mmap(NULL, sq_len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, IORING_OFF_SQ_RING);
@@ -391,6 +399,12 @@ static void uring(const char *mode)
 	memset(sqes, 0, p.sq_entries * sizeof(*sqes));
 	if (linked) { /* the two madvise wait behind it */
 		sqes[n].opcode = IORING_OP_NOP;
+		if (held) { /* ... until somebody writes to us */
+			sqes[n].opcode = IORING_OP_READ;
+			sqes[n].fd = 0;
+			sqes[n].addr = (uintptr_t)scratch;
+			sqes[n].len = 1;
+		}
 		sqes[n++].flags = IOSQE_IO_LINK;
 	}
 	for (int i = 0; i < 2; i++, n++) {
