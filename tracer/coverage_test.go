@@ -89,8 +89,8 @@ func TestAll(t *testing.T) {
 		t.Errorf("spaces:%s", show(append(append(a, b...), c...)))
 	}
 	deaths := those(records, func(x *mm.Record) bool { return isDeath(x) && x.Space == b[0].Space })
-	if len(deaths) != 1 {
-		t.Errorf("%d deaths of a space that died", len(deaths))
+	if len(deaths) == 0 { // more, if others got its address after it
+		t.Error("no death of a space that died")
 	}
 	for i := range records {
 		if k := records[i].Kind; k != mm.Unmap && k != mm.Exit && k != mm.Lost {
