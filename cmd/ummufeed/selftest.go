@@ -5,8 +5,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/signal"
 	"slices"
 	"strings"
@@ -107,6 +109,13 @@ func showSelfTest(w io.Writer, format string, tried []selftest.Attempt) error {
 		r.Tried = append(r.Tried, t)
 	}
 	if r.Report == nil { // no tier got as far as an operation
+		if errors.Is(failure, tracer.ErrNoKVM) {
+			code := exitUnsupported
+			if errors.Is(failure, os.ErrPermission) {
+				code = exitPrivileges
+			}
+			return &exitError{code, failure}
+		}
 		return failure
 	}
 	var err error
@@ -153,6 +162,13 @@ func (r *selfTestReport) table(w io.Writer) error {
 	}
 	t.Flush()
 
+	for i := range r.Operations {
+		if op := &r.Operations[i]; op.Changes != 0 {
+			fmt.Fprintf(t, "\n%s\t%d changes, %d neither seen nor told as lost, %.0f ns each", op.Name, op.Changes, op.Uncovered, op.Cost)
+		}
+	}
+	fmt.Fprintln(t)
+	t.Flush()
 	fmt.Fprintf(&b, "\nCOST of mmap, touch and munmap of a page nobody registered: %.0f ns without the tier, %.0f unwatched, %.0f watched\n",
 		r.Cost.Bare, r.Cost.Unwatched, r.Cost.Watched)
 	for _, a := range r.Tried {

@@ -97,6 +97,9 @@ type Operation struct {
 	Changes   int    `json:"changes,omitempty"`
 	Uncovered int    `json:"uncovered,omitempty"`
 	Lost      uint64 `json:"lost,omitempty"`
+	// Cost (of storms) is the processor time of a change with its record, and
+	// of the fault of the page before it, in nanoseconds.
+	Cost float64 `json:"cost_ns,omitempty"`
 
 	unfit string // why it makes the tier unfit
 }

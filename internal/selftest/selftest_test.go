@@ -151,23 +151,27 @@ func TestFaultsAreNoticed(t *testing.T) {
 			return []mm.Record{{Kind: mm.Unmap, Range: mm.Whole}}
 		}, False, RangeSuperset},
 	}
-	o := Options{Tier: tracer.TierSyscall, tamper: func(name string, rs []mm.Record) []mm.Record { return faults[name].fault(rs) }}
-	for name := range faults {
-		o.Only = append(o.Only, name)
-	}
-	r, err := Run(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(r.Operations) != len(faults) || r.Fit || r.Missed != 3 || r.Subset != 4 || r.FalseInvalidations != 8 {
-		t.Errorf("%d operations, fit %v, missed %d, subset %d, false %d", len(r.Operations), r.Fit, r.Missed, r.Subset, r.FalseInvalidations)
-	}
-	for _, op := range r.Operations {
-		f := faults[op.Name]
-		told := slices.ContainsFunc(r.Reasons, func(s string) bool { return strings.HasPrefix(s, op.Name+": ") })
-		if op.Seen != f.seen || op.Range != f.rng || told != (f.seen != False) {
-			t.Errorf("%s: %s: reasons %q, operation %+v", op.Name, f.what, r.Reasons, op)
-		}
+	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint} {
+		t.Run(tier.String(), func(t *testing.T) {
+			o := Options{Tier: tier, tamper: func(name string, rs []mm.Record) []mm.Record { return faults[name].fault(rs) }}
+			for name := range faults {
+				o.Only = append(o.Only, name)
+			}
+			r, err := Run(t.Context(), o)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r.Operations) != len(faults) || r.Fit || r.Missed != 3 || r.Subset != 4 || r.FalseInvalidations != 8 {
+				t.Errorf("%d operations, fit %v, missed %d, subset %d, false %d", len(r.Operations), r.Fit, r.Missed, r.Subset, r.FalseInvalidations)
+			}
+			for _, op := range r.Operations {
+				f := faults[op.Name]
+				told := slices.ContainsFunc(r.Reasons, func(s string) bool { return strings.HasPrefix(s, op.Name+": ") })
+				if op.Seen != f.seen || op.Range != f.rng || told != (f.seen != False) {
+					t.Errorf("%s: %s: reasons %q, operation %+v", op.Name, f.what, r.Reasons, op)
+				}
+			}
+		})
 	}
 }
 

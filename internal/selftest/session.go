@@ -316,15 +316,18 @@ func (s *session) storm(st storm) (op Operation, err error) {
 	defer forget()
 	page := r.Span(truth.Span{First: 0, End: 1})
 	var o observation
+	var spent int64
 	begun := s.begun()
 	for range bursts {
 		if err := s.look(new(observation)); err != nil {
 			return op, err
 		}
 		if err := s.load.while(func() error {
-			if n := s.p.Storm(st.kind, burstTurns, r.Base, r.Unit); n < 0 {
+			n := s.p.Storm(st.kind, burstTurns, r.Base, r.Unit)
+			if n < 0 {
 				return errors.Join(unix.Errno(-n), s.p.Err())
 			}
+			spent += n
 			return s.look(&o)
 		}); err != nil {
 			return op, err
@@ -335,7 +338,10 @@ func (s *session) storm(st storm) (op Operation, err error) {
 	if s.o.tamper != nil {
 		o.records = s.o.tamper(st.name, o.records)
 	}
-	return judgeStorm(st.name, page, bursts*burstTurns*st.changes, &o), nil
+	changes := bursts * burstTurns * st.changes
+	op = judgeStorm(st.name, page, changes, &o)
+	op.Cost = float64(spent) / float64(changes)
+	return op, nil
 }
 
 // costTurns is how many times a cost is measured: some 40 ms.
