@@ -18,7 +18,7 @@ struct cause {
 	u32 advice;	/* of CALL_MADVISE */
 	bool own;	/* changes nothing but the caller's own address space */
 	bool fork;
-	bool native;	/* in a system call of the native ABI */
+	bool native;	/* surely inside a system call of the native ABI */
 	u64 a[2];
 };
 
@@ -128,7 +128,7 @@ static __always_inline void cause_of(struct cause *why, struct task_struct *task
 		why->fork = why->own = marked;
 		return;
 	}
-	why->native = true;
+	why->native = marked;
 	why->advice = advice;
 	why->call = site.call;
 	switch (site.call) {
@@ -309,14 +309,17 @@ struct mmu_notifier_range {
 
 #define SAW_FENTRY SAW_MAIN
 #define SAW_KPROBE SAW_CLASSIC
-#define SAW_BOTH (SAW_FENTRY | SAW_KPROBE)
+#define SAW_FENTRY2 4
+#define SAW_HOOKS 3
 
 /*
- * Two hooks of one function run one after the other. A pair further apart
- * than this is taken for two events, of which each lost its partner: one
- * record or one loss too many if the task was merely preempted in between.
+ * The hooks of one function run one after the other. If they are further apart
+ * than this they are taken for two events, of which each lost its partners: one
+ * record too many at a begin, where that is cheap; at an end, a loss, so there
+ * it is longer than tasks are usually preempted for.
  */
-#define PARTNER_NS 200000
+#define PARTNER_START_NS 200000ULL
+#define PARTNER_END_NS 100000000ULL
 
 /* Kernel threads that move and unmap pages, but none that is pinned. */
 static __always_inline bool is_housekeeper(struct task_struct *task)
@@ -337,28 +340,12 @@ static __always_inline bool is_housekeeper(struct task_struct *task)
  * event, or says by who does it. Reclaim and migration unmap a page, find it
  * pinned, and put it back.
  */
-static __always_inline bool is_harmless(u32 event, u64 mm, struct task_struct *task, const struct cause *why)
+static __always_inline bool is_harmless(u32 event, struct task_struct *task, const struct cause *why)
 {
-	if (event == EVENT(PROTECTION_PAGE) ||	/* fork, KSM, write-back: the page stays */
+	if (event == EVENT(PROTECTION_PAGE) ||	/* fork, write-back: the page stays */
 	    event == EVENT(SOFT_DIRTY) || event == EVENT(RELEASE))
 		return true;
-	if (is_housekeeper(task))
-		return true;
-#if defined(__TARGET_ARCH_x86)
-	if (why->native && (why->nr == 237 || why->nr == 256))	/* mbind migrate_pages */
-		return true;
-#else
-	if (why->native && (why->nr == 235 || why->nr == 238))
-		return true;
-#endif
-	if (why->call != CALL_MADVISE || mm != (u64)BPF_CORE_READ(task, mm))
-		return false;
-	switch (why->advice) {
-	case 8: case 12: case 14: case 15: case 20: case 21: case 25:
-		/* FREE MERGEABLE HUGEPAGE NOHUGEPAGE COLD PAGEOUT COLLAPSE */
-		return true;
-	}
-	return false;
+	return is_housekeeper(task) || spares_pinned(why, task);
 }
 
 static __always_inline bool same_place(const struct inflight *f, const struct cause *why)
@@ -366,10 +353,81 @@ static __always_inline bool same_place(const struct inflight *f, const struct ca
 	return f->nr == (u32)why->nr && f->a[0] == why->a[0] && f->a[1] == why->a[1];
 }
 
-/* Whether an event at address at is the one that the partner of saw counted. */
-static __always_inline bool is_partner(const struct inflight *f, u8 seen_by, u8 saw, u64 at)
+/* Counts the hooks of one side that did not see what others saw. */
+static __always_inline void count_missed(u8 seen_by, u32 first)
 {
-	return f->depth == at && seen_by && !(seen_by & saw) && bpf_ktime_get_ns() - f->seen_ns < PARTNER_NS;
+	for (u32 i = 0; i < SAW_HOOKS; i++) {
+		if (!(seen_by & (1 << i)))
+			count(first + i);
+	}
+}
+
+/* Whether an event at address at is the one that the partner of saw counted. */
+static __always_inline bool is_partner(const struct inflight *f, u8 seen_by, u8 saw, u64 at,
+				       u64 window)
+{
+	return f->depth == at && seen_by && !(seen_by & saw) && bpf_ktime_get_ns() - f->seen_ns < window;
+}
+
+/* Remembers an event that makes no entry, for hook_kvm_witness. */
+static __always_inline void set_aside(u32 tid, u64 start, u64 end)
+{
+	u32 zero = 0;
+	struct unwatched *u = bpf_map_lookup_elem(&last_unwatched, &zero);
+
+	if (u) {
+		u->start = start;
+		u->end = end;
+		u->tid = tid;
+		u->ns = bpf_ktime_get_ns();
+	}
+}
+
+/* Begins a change of the current task, at its level of nesting. */
+static __always_inline int begin_range(struct cause *why, u32 tid, u64 mm, u64 start, u64 end,
+				       u32 event, u8 hook, u8 saw, u64 at)
+{
+	struct inflight *f;
+	u64 key = 0;
+	u32 level;
+
+	for (level = 0; level < RANGE_LEVELS; level++) {
+		key = range_key(tid, level);
+		f = bpf_map_lookup_elem(&requests, &key);
+		if (!f || !f->active)
+			break;
+		if (f->depth <= at || !same_place(f, why) || level == RANGE_LEVELS - 1) {
+			close_ranges(tid, level);
+			break;
+		}
+	}
+	f = request_entry(key, mm);
+	if (!f)
+		return 0;
+	if (f->exited)
+		count_missed(f->exited, COUNT_MISSED_END);
+	f->c = no_inflight.c;
+	f->c.mm = mm;
+	f->c.start = start;
+	f->c.end = end;
+	f->c.kind = kind_of(why);
+	if (event == EVENT(PROTECTION_VMA))
+		f->c.kind = UMMU_PROTECT;
+	else if (f->c.kind == UMMU_PROTECT)
+		f->c.kind = UMMU_ZAP;
+	f->c.phase = UMMU_BEGIN;
+	f->c.hook = hook;
+	f->c.abi = why->call ? UMMU_ABI_NATIVE : UMMU_ABI_NONE;
+	f->c.nr = why->call ? why->nr : 0;
+	f->nr = why->nr;
+	f->a[0] = why->a[0];
+	f->a[1] = why->a[1];
+	f->depth = at;
+	f->seen_ns = bpf_ktime_get_ns();
+	f->entered = saw;
+	f->exited = 0;
+	deliver(key, DO_BEGIN | DO_POST | OF_REQUEST);
+	return 0;
 }
 
 /*
@@ -379,10 +437,11 @@ static __always_inline bool is_partner(const struct inflight *f, u8 seen_by, u8 
  * entries, outermost and highest address first. One at a lower address than a
  * new one, or of another call, is over: its end was missed.
  *
- * Each side is covered twice, by fentry and kprobe, which the kernel skips for
- * different reasons: a program that is still running in another task that was
- * preempted on this processor; any process in the middle of a bpf(2) map
- * update there. The second to come finds the first's work done.
+ * Each side is covered three times, by two fentry programs and a kprobe, which
+ * the kernel skips for different reasons: the same program is still running in
+ * another task that was preempted on this processor; any process in the middle
+ * of a bpf(2) map update there. The first to come does the work, the others
+ * find it done. Nobody hears of a change only if all six are skipped.
  */
 static __always_inline int range_start(struct mmu_notifier_range *r, u8 hook, u8 saw)
 {
@@ -394,66 +453,34 @@ static __always_inline int range_start(struct mmu_notifier_range *r, u8 hook, u8
 	struct inflight *f;
 	u32 level;
 
-	if (!space_of(mm))
+	if (!space_of(mm)) {
+		set_aside(tid, start, end);
 		return 0;
+	}
 	for (level = 0; level < RANGE_LEVELS; level++) {
 		key = range_key(tid, level);
 		f = bpf_map_lookup_elem(&requests, &key);
 		if (!f || !f->active)
 			break;
-		if (f->mm == mm && f->c.start == start && f->c.end == end && is_partner(f, f->entered, saw, at)) {
+		if (f->mm == mm && f->c.start == start && f->c.end == end && is_partner(f, f->entered, saw, at, PARTNER_START_NS)) {
 			f->entered |= saw;
 			return 0;
 		}
 	}
 	cause_of(&why, task);
-	if (is_harmless(event, mm, task, &why)) {
+	if (is_harmless(event, task, &why)) {
 		count(COUNT_HARMLESS);
+		set_aside(tid, start, end);
 		return 0;
 	}
-	for (level = 0; level < RANGE_LEVELS; level++) {
-		key = range_key(tid, level);
-		f = bpf_map_lookup_elem(&requests, &key);
-		if (!f || !f->active)
-			break;
-		if (f->depth <= at || !same_place(f, &why) || level == RANGE_LEVELS - 1) {
-			close_ranges(tid, level);
-			break;
-		}
-	}
-	f = request_entry(key, mm);
-	if (!f)
-		return 0;
-	if (f->exited && f->exited != SAW_BOTH)
-		count(f->exited == SAW_KPROBE ? COUNT_MISSED_END_FENTRY : COUNT_MISSED_END_KPROBE);
-	f->c = no_inflight.c;
-	f->c.mm = mm;
-	f->c.start = start;
-	f->c.end = end;
-	f->c.kind = kind_of(&why);
-	if (event == EVENT(PROTECTION_VMA))
-		f->c.kind = UMMU_PROTECT;
-	else if (f->c.kind == UMMU_PROTECT)
-		f->c.kind = UMMU_ZAP;
-	f->c.phase = UMMU_BEGIN;
-	f->c.hook = hook;
-	f->c.abi = why.call ? UMMU_ABI_NATIVE : UMMU_ABI_NONE;
-	f->c.nr = why.call ? why.nr : 0;
-	f->nr = why.nr;
-	f->a[0] = why.a[0];
-	f->a[1] = why.a[1];
-	f->depth = at;
-	f->seen_ns = bpf_ktime_get_ns();
-	f->entered = saw;
-	f->exited = 0;
-	deliver(key, DO_BEGIN | DO_POST | OF_REQUEST);
-	return 0;
+	return begin_range(&why, tid, mm, start, end, event, hook, saw, at);
 }
 
 static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 saw)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u64 mm = (u64)BPF_CORE_READ(r, mm), at = (u64)r, key = 0;
+	u64 start = BPF_CORE_READ(r, start), end = BPF_CORE_READ(r, end);
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 	struct cause why = {};
 	struct inflight *f;
@@ -466,9 +493,9 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 		f = bpf_map_lookup_elem(&requests, &key);
 		if (!f)
 			break;
-		if (f->active && f->depth == at && f->mm == mm) {
-			if (f->entered != SAW_BOTH)
-				count(f->entered == SAW_KPROBE ? COUNT_MISSED_START_FENTRY : COUNT_MISSED_START_KPROBE);
+		if (f->active && f->mm == mm && (f->depth == at || (!f->depth && f->c.start == start && f->c.end == end))) {
+			count_missed(f->entered, COUNT_MISSED_START);
+			f->depth = at;
 			close_ranges(tid, level + 1);
 			f->exited = saw;
 			f->seen_ns = bpf_ktime_get_ns();
@@ -477,14 +504,14 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 		}
 		if (f->active)
 			continue;
-		if (f->mm == mm && is_partner(f, f->exited, saw, at)) {
+		if (f->mm == mm && is_partner(f, f->exited, saw, at, PARTNER_END_NS)) {
 			f->exited |= saw;
 			return 0;
 		}
 		break;
 	}
 	cause_of(&why, task);
-	if (is_harmless(BPF_CORE_READ(r, event), mm, task, &why))
+	if (is_harmless(BPF_CORE_READ(r, event), task, &why))
 		return 0;
 	/* neither hook saw the start, or the change is older than the watch */
 	count(COUNT_UNPAIRED);
@@ -497,8 +524,8 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 		return 0;
 	f->c = no_inflight.c;
 	f->c.mm = mm;
-	f->c.start = BPF_CORE_READ(r, start);
-	f->c.end = BPF_CORE_READ(r, end);
+	f->c.start = start;
+	f->c.end = end;
 	f->c.kind = UMMU_ZAP;
 	f->c.phase = UMMU_END;
 	f->c.hook = hook;
@@ -524,6 +551,63 @@ SEC("fentry/__mmu_notifier_invalidate_range_end")
 int hook_end_fentry(u64 *ctx)
 {
 	return range_end((void *)ctx[0], UMMU_HOOK_NOTIFIER_END_FENTRY, SAW_FENTRY);
+}
+
+SEC("fentry/__mmu_notifier_invalidate_range_start")
+int hook_start_fentry2(u64 *ctx)
+{
+	return range_start((void *)ctx[0], UMMU_HOOK_NOTIFIER_START_FENTRY2, SAW_FENTRY2);
+}
+
+SEC("fentry/__mmu_notifier_invalidate_range_end")
+int hook_end_fentry2(u64 *ctx)
+{
+	return range_end((void *)ctx[0], UMMU_HOOK_NOTIFIER_END_FENTRY2, SAW_FENTRY2);
+}
+
+/*
+ * kvm:kvm_unmap_hva_range again, for processes that keep a virtual machine:
+ * inside __mmu_notifier_invalidate_range_start, after its probes, with the
+ * same range. A program of a raw tracepoint is never skipped before 7.0, so it
+ * sees what all of them missed. In a call that changes only the caller's own
+ * address space it begins the change itself, with depth 0 for unknown; for
+ * others it is a loss to everybody.
+ */
+SEC("raw_tp/kvm_unmap_hva_range")
+int hook_kvm_witness(u64 *ctx)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	u32 tid = (u32)bpf_get_current_pid_tgid(), zero = 0;
+	u64 mm, now = bpf_ktime_get_ns();
+	struct cause why = {};
+	struct unwatched *u;
+	struct ummu_epoch *e;
+
+	for (u32 level = 0; level < RANGE_LEVELS; level++) {
+		u64 key = range_key(tid, level);
+		struct inflight *f = bpf_map_lookup_elem(&requests, &key);
+
+		if (!f || !f->active)
+			break;
+		if (f->c.start == ctx[0] && f->c.end == ctx[1] && now - f->seen_ns < PARTNER_END_NS)
+			return 0;
+	}
+	u = bpf_map_lookup_elem(&last_unwatched, &zero);
+	if (u && u->tid == tid && u->start == ctx[0] && u->end == ctx[1] && now - u->ns < PARTNER_END_NS)
+		return 0;
+	cause_of(&why, task);
+	mm = (u64)BPF_CORE_READ(task, mm);
+	if (why.fork || (why.own && !space_of(mm)))
+		return 0;
+	count(COUNT_WITNESS);
+	if (why.own)
+		return begin_range(&why, tid, mm, ctx[0], ctx[1], EVENT(UNMAP), UMMU_HOOK_KVM_WITNESS, 0, 0);
+	e = epoch_page();
+	if (e) {
+		add_ordered(&e->misses, 1);
+		ADD(&e->word, UMMU_GEN_LOSS);
+	}
+	return 0;
 }
 
 #if defined(__TARGET_ARCH_x86)

@@ -22,6 +22,7 @@ const (
 	SyscallMapAllSpaces             = "all_spaces"
 	SyscallMapCounters              = "counters"
 	SyscallMapEpoch                 = "epoch"
+	SyscallMapLastUnwatched         = "last_unwatched"
 	SyscallMapProcs                 = "procs"
 	SyscallMapRequests              = "requests"
 	SyscallMapSlotConf              = "slot_conf"
@@ -32,6 +33,7 @@ const (
 	SyscallMapTasks                 = "tasks"
 	SyscallProgControl              = "control"
 	SyscallProgHookEndFentry        = "hook_end_fentry"
+	SyscallProgHookEndFentry2       = "hook_end_fentry2"
 	SyscallProgHookEndKprobe        = "hook_end_kprobe"
 	SyscallProgHookEnterMprotect    = "hook_enter_mprotect"
 	SyscallProgHookEnterMremap      = "hook_enter_mremap"
@@ -43,10 +45,12 @@ const (
 	SyscallProgHookExitMunmap       = "hook_exit_munmap"
 	SyscallProgHookFork             = "hook_fork"
 	SyscallProgHookKvmUnmap         = "hook_kvm_unmap"
+	SyscallProgHookKvmWitness       = "hook_kvm_witness"
 	SyscallProgHookSpaceDeath       = "hook_space_death"
 	SyscallProgHookSpaceDeathFentry = "hook_space_death_fentry"
 	SyscallProgHookSpaceDeathKprobe = "hook_space_death_kprobe"
 	SyscallProgHookStartFentry      = "hook_start_fentry"
+	SyscallProgHookStartFentry2     = "hook_start_fentry2"
 	SyscallProgHookStartKprobe      = "hook_start_kprobe"
 	SyscallProgHookSysEnter         = "hook_sys_enter"
 	SyscallProgHookSysExit          = "hook_sys_exit"
@@ -110,6 +114,7 @@ type SyscallSpecs struct {
 type SyscallProgramSpecs struct {
 	Control              *ebpf.ProgramSpec `ebpf:"control"`
 	HookEndFentry        *ebpf.ProgramSpec `ebpf:"hook_end_fentry"`
+	HookEndFentry2       *ebpf.ProgramSpec `ebpf:"hook_end_fentry2"`
 	HookEndKprobe        *ebpf.ProgramSpec `ebpf:"hook_end_kprobe"`
 	HookEnterMprotect    *ebpf.ProgramSpec `ebpf:"hook_enter_mprotect"`
 	HookEnterMremap      *ebpf.ProgramSpec `ebpf:"hook_enter_mremap"`
@@ -121,10 +126,12 @@ type SyscallProgramSpecs struct {
 	HookExitMunmap       *ebpf.ProgramSpec `ebpf:"hook_exit_munmap"`
 	HookFork             *ebpf.ProgramSpec `ebpf:"hook_fork"`
 	HookKvmUnmap         *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap"`
+	HookKvmWitness       *ebpf.ProgramSpec `ebpf:"hook_kvm_witness"`
 	HookSpaceDeath       *ebpf.ProgramSpec `ebpf:"hook_space_death"`
 	HookSpaceDeathFentry *ebpf.ProgramSpec `ebpf:"hook_space_death_fentry"`
 	HookSpaceDeathKprobe *ebpf.ProgramSpec `ebpf:"hook_space_death_kprobe"`
 	HookStartFentry      *ebpf.ProgramSpec `ebpf:"hook_start_fentry"`
+	HookStartFentry2     *ebpf.ProgramSpec `ebpf:"hook_start_fentry2"`
 	HookStartKprobe      *ebpf.ProgramSpec `ebpf:"hook_start_kprobe"`
 	HookSysEnter         *ebpf.ProgramSpec `ebpf:"hook_sys_enter"`
 	HookSysExit          *ebpf.ProgramSpec `ebpf:"hook_sys_exit"`
@@ -138,17 +145,18 @@ type SyscallProgramSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallMapSpecs struct {
-	AllSpaces    *ebpf.MapSpec `ebpf:"all_spaces"`
-	Counters     *ebpf.MapSpec `ebpf:"counters"`
-	Epoch        *ebpf.MapSpec `ebpf:"epoch"`
-	Procs        *ebpf.MapSpec `ebpf:"procs"`
-	Requests     *ebpf.MapSpec `ebpf:"requests"`
-	SlotConf     *ebpf.MapSpec `ebpf:"slot_conf"`
-	SlotInterest *ebpf.MapSpec `ebpf:"slot_interest"`
-	SlotRing     *ebpf.MapSpec `ebpf:"slot_ring"`
-	SlotStatus   *ebpf.MapSpec `ebpf:"slot_status"`
-	Spaces       *ebpf.MapSpec `ebpf:"spaces"`
-	Tasks        *ebpf.MapSpec `ebpf:"tasks"`
+	AllSpaces     *ebpf.MapSpec `ebpf:"all_spaces"`
+	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Epoch         *ebpf.MapSpec `ebpf:"epoch"`
+	LastUnwatched *ebpf.MapSpec `ebpf:"last_unwatched"`
+	Procs         *ebpf.MapSpec `ebpf:"procs"`
+	Requests      *ebpf.MapSpec `ebpf:"requests"`
+	SlotConf      *ebpf.MapSpec `ebpf:"slot_conf"`
+	SlotInterest  *ebpf.MapSpec `ebpf:"slot_interest"`
+	SlotRing      *ebpf.MapSpec `ebpf:"slot_ring"`
+	SlotStatus    *ebpf.MapSpec `ebpf:"slot_status"`
+	Spaces        *ebpf.MapSpec `ebpf:"spaces"`
+	Tasks         *ebpf.MapSpec `ebpf:"tasks"`
 }
 
 // SyscallVariableSpecs contains global variables before they are loaded into the kernel.
@@ -187,17 +195,18 @@ func (o *SyscallObjects) Close() error {
 //
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallMaps struct {
-	AllSpaces    *ebpf.Map `ebpf:"all_spaces"`
-	Counters     *ebpf.Map `ebpf:"counters"`
-	Epoch        *ebpf.Map `ebpf:"epoch"`
-	Procs        *ebpf.Map `ebpf:"procs"`
-	Requests     *ebpf.Map `ebpf:"requests"`
-	SlotConf     *ebpf.Map `ebpf:"slot_conf"`
-	SlotInterest *ebpf.Map `ebpf:"slot_interest"`
-	SlotRing     *ebpf.Map `ebpf:"slot_ring"`
-	SlotStatus   *ebpf.Map `ebpf:"slot_status"`
-	Spaces       *ebpf.Map `ebpf:"spaces"`
-	Tasks        *ebpf.Map `ebpf:"tasks"`
+	AllSpaces     *ebpf.Map `ebpf:"all_spaces"`
+	Counters      *ebpf.Map `ebpf:"counters"`
+	Epoch         *ebpf.Map `ebpf:"epoch"`
+	LastUnwatched *ebpf.Map `ebpf:"last_unwatched"`
+	Procs         *ebpf.Map `ebpf:"procs"`
+	Requests      *ebpf.Map `ebpf:"requests"`
+	SlotConf      *ebpf.Map `ebpf:"slot_conf"`
+	SlotInterest  *ebpf.Map `ebpf:"slot_interest"`
+	SlotRing      *ebpf.Map `ebpf:"slot_ring"`
+	SlotStatus    *ebpf.Map `ebpf:"slot_status"`
+	Spaces        *ebpf.Map `ebpf:"spaces"`
+	Tasks         *ebpf.Map `ebpf:"tasks"`
 }
 
 func (m *SyscallMaps) Close() error {
@@ -205,6 +214,7 @@ func (m *SyscallMaps) Close() error {
 		m.AllSpaces,
 		m.Counters,
 		m.Epoch,
+		m.LastUnwatched,
 		m.Procs,
 		m.Requests,
 		m.SlotConf,
@@ -238,6 +248,7 @@ type SyscallVariables struct {
 type SyscallPrograms struct {
 	Control              *ebpf.Program `ebpf:"control"`
 	HookEndFentry        *ebpf.Program `ebpf:"hook_end_fentry"`
+	HookEndFentry2       *ebpf.Program `ebpf:"hook_end_fentry2"`
 	HookEndKprobe        *ebpf.Program `ebpf:"hook_end_kprobe"`
 	HookEnterMprotect    *ebpf.Program `ebpf:"hook_enter_mprotect"`
 	HookEnterMremap      *ebpf.Program `ebpf:"hook_enter_mremap"`
@@ -249,10 +260,12 @@ type SyscallPrograms struct {
 	HookExitMunmap       *ebpf.Program `ebpf:"hook_exit_munmap"`
 	HookFork             *ebpf.Program `ebpf:"hook_fork"`
 	HookKvmUnmap         *ebpf.Program `ebpf:"hook_kvm_unmap"`
+	HookKvmWitness       *ebpf.Program `ebpf:"hook_kvm_witness"`
 	HookSpaceDeath       *ebpf.Program `ebpf:"hook_space_death"`
 	HookSpaceDeathFentry *ebpf.Program `ebpf:"hook_space_death_fentry"`
 	HookSpaceDeathKprobe *ebpf.Program `ebpf:"hook_space_death_kprobe"`
 	HookStartFentry      *ebpf.Program `ebpf:"hook_start_fentry"`
+	HookStartFentry2     *ebpf.Program `ebpf:"hook_start_fentry2"`
 	HookStartKprobe      *ebpf.Program `ebpf:"hook_start_kprobe"`
 	HookSysEnter         *ebpf.Program `ebpf:"hook_sys_enter"`
 	HookSysExit          *ebpf.Program `ebpf:"hook_sys_exit"`
@@ -266,6 +279,7 @@ func (p *SyscallPrograms) Close() error {
 	return _SyscallClose(
 		p.Control,
 		p.HookEndFentry,
+		p.HookEndFentry2,
 		p.HookEndKprobe,
 		p.HookEnterMprotect,
 		p.HookEnterMremap,
@@ -277,10 +291,12 @@ func (p *SyscallPrograms) Close() error {
 		p.HookExitMunmap,
 		p.HookFork,
 		p.HookKvmUnmap,
+		p.HookKvmWitness,
 		p.HookSpaceDeath,
 		p.HookSpaceDeathFentry,
 		p.HookSpaceDeathKprobe,
 		p.HookStartFentry,
+		p.HookStartFentry2,
 		p.HookStartKprobe,
 		p.HookSysEnter,
 		p.HookSysExit,

@@ -196,12 +196,28 @@ enum counter {
 	COUNT_SPACES_FULL,	/* no room to follow a child: its watches lost events */
 	COUNT_FORK,		/* notifier events of fork: no pinned page moves */
 	COUNT_HARMLESS,		/* notifier events of causes that move no pinned page */
-	COUNT_MISSED_START_FENTRY, /* one of two notifier probes missed what its partner saw */
-	COUNT_MISSED_START_KPROBE,
-	COUNT_MISSED_END_FENTRY,
+	COUNT_MISSED_START,	/* by hook, in the order of SAW_*: a notifier probe */
+	COUNT_MISSED_START_KPROBE, /* missed what a partner saw */
+	COUNT_MISSED_START_FENTRY2,
+	COUNT_MISSED_END,
 	COUNT_MISSED_END_KPROBE,
+	COUNT_MISSED_END_FENTRY2,
+	COUNT_WITNESS,		/* all three missed a start, KVM's tracepoint told */
 	COUNT_MAX,
 };
+
+/* The last event of an address space that nobody watches. */
+struct unwatched {
+	u64 start, end, ns;
+	u32 tid, pad;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct unwatched);
+} last_unwatched SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, COUNT_MAX);

@@ -26,15 +26,39 @@ type HookMisses struct {
 const (
 	countMissedStartFentry = 8 + iota
 	countMissedStartKprobe
+	countMissedStartFentry2
 	countMissedEndFentry
 	countMissedEndKprobe
+	countMissedEndFentry2
 )
 
+// What a miss of a hook means.
+const (
+	coveredAlone    = iota // something was lost
+	coveredTogether        // lost if all of this kind missed it
+	coveredElse            // nothing: others tell
+)
+
+// covers says so for the notifier probes. A begin is lost if all programs with
+// an exact counter were skipped; the kprobe's is not exact before 6.12. An end
+// that is missed leaves a change in flight, which the kernel side closes.
+var covers = map[mm.Hook]uint8{
+	layout.HookNotifierStartFentry:  coveredTogether,
+	layout.HookNotifierStartFentry2: coveredTogether,
+	layout.HookKVMWitness:           coveredElse, // it is not there for every notifier
+	layout.HookNotifierStartKprobe:  coveredElse,
+	layout.HookNotifierEndFentry:    coveredElse,
+	layout.HookNotifierEndFentry2:   coveredElse,
+	layout.HookNotifierEndKprobe:    coveredElse,
+}
+
 var rescues = map[mm.Hook]uint32{
-	layout.HookNotifierStartFentry: countMissedStartFentry,
-	layout.HookNotifierStartKprobe: countMissedStartKprobe,
-	layout.HookNotifierEndFentry:   countMissedEndFentry,
-	layout.HookNotifierEndKprobe:   countMissedEndKprobe,
+	layout.HookNotifierStartFentry:  countMissedStartFentry,
+	layout.HookNotifierStartKprobe:  countMissedStartKprobe,
+	layout.HookNotifierStartFentry2: countMissedStartFentry2,
+	layout.HookNotifierEndFentry2:   countMissedEndFentry2,
+	layout.HookNotifierEndFentry:    countMissedEndFentry,
+	layout.HookNotifierEndKprobe:    countMissedEndKprobe,
 }
 
 // Misses reports what each hook has missed. A miss is not yet a loss: most

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -80,7 +81,7 @@ type Tracer struct {
 	next    int        // where the search for a free slot starts
 	streams map[*Stream]struct{}
 	feeds   map[*Feed]struct{}
-	misses  map[*ebpf.Program]uint64
+	misses  map[*ebpf.Program]missed
 	closed  bool
 }
 
@@ -166,7 +167,7 @@ func open(o Options) (*Tracer, error) {
 		slots:   make([]bool, spec.Maps["slot_conf"].MaxEntries),
 		streams: make(map[*Stream]struct{}),
 		feeds:   make(map[*Feed]struct{}),
-		misses:  make(map[*ebpf.Program]uint64),
+		misses:  make(map[*ebpf.Program]missed),
 	}
 	t.inner.status = spec.Maps["slot_status"].InnerMap.Copy()
 	t.inner.interest = spec.Maps["slot_interest"].InnerMap.Copy()
@@ -384,6 +385,13 @@ func recursionMisses(p *ebpf.Program) (uint64, error) {
 	return st.RecursionMisses, nil
 }
 
+// missed is a miss counter as of the last look and of the one before.
+type missed struct{ now, before uint64 }
+
+// checkMisses: a program that is the only one of its kind must not be
+// skipped. Those that see the same event together have missed one only if
+// all of them were skipped, between one look and the next but one: each look
+// reads them one after the other.
 func (t *Tracer) checkMisses() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -391,12 +399,28 @@ func (t *Tracer) checkMisses() {
 		return
 	}
 	var rise uint64
-	for _, p := range t.objs.programs {
+	together, partners := uint64(math.MaxUint64), 0
+	for i := range t.hooks {
+		h := &t.hooks[i]
+		p := t.objs.programs[h.program]
 		n, err := t.skipped(p)
-		if err == nil && n > t.misses[p] {
-			rise += n - t.misses[p]
-			t.misses[p] = n
+		if err != nil {
+			continue
 		}
+		last := t.misses[p]
+		t.misses[p] = missed{n, last.now}
+		switch covers[h.id] {
+		case coveredAlone:
+			rise += max(n, last.now) - last.now
+		case coveredTogether:
+			if t.coverage.Hooks[i].Attached {
+				together = min(together, max(n, last.before)-last.before)
+				partners++
+			}
+		}
+	}
+	if partners != 0 {
+		rise += together
 	}
 	if rise != 0 && !guard.Off(guard.MissPolled) {
 		// the program cannot fail once loaded, but if it did, nothing
