@@ -184,10 +184,12 @@ func Process(pid int) (*Machine, error) {
 	var m *Machine
 	var done sync.WaitGroup
 	done.Go(func() {
-		// Never unlocked: the thread ends here, and the kernel lets go
-		// whatever it may still trace.
 		runtime.LockOSThread()
-		m, err = process(pid, kvm)
+		if m, err = process(pid, kvm); err == nil {
+			runtime.UnlockOSThread()
+		}
+		// Otherwise the thread ends here, and the kernel lets go whatever
+		// it may still trace.
 	})
 	done.Wait()
 	if err != nil {

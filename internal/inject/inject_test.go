@@ -117,13 +117,13 @@ func playTarget() {
 }
 
 type target struct {
-	t   *testing.T
+	t   testing.TB
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-func start(t *testing.T, name string, cred *syscall.Credential, args ...string) *target {
+func start(t testing.TB, name string, cred *syscall.Credential, args ...string) *target {
 	t.Helper()
 	if name == "Go" {
 		args = []string{goTarget}
@@ -175,7 +175,7 @@ func (x *target) say(word string) {
 }
 
 // unmapped is the page that a target says it has unmapped.
-func unmapped(t *testing.T, line string) mm.Range {
+func unmapped(t testing.TB, line string) mm.Range {
 	t.Helper()
 	var a uint64
 	if _, err := fmt.Sscanf(line, "unmapped %x", &a); err != nil {
@@ -197,7 +197,7 @@ func (x *target) changed() bool {
 }
 
 // seen counts the records so far that cover r.
-func seen(t *testing.T, s *tracer.Stream, r mm.Range) (n int) {
+func seen(t testing.TB, s *tracer.Stream, r mm.Range) (n int) {
 	t.Helper()
 	for _, rec := range records(t, s) {
 		if rec.Kind == mm.Unmap && rec.Range.Contains(r) {
@@ -207,7 +207,7 @@ func seen(t *testing.T, s *tracer.Stream, r mm.Range) (n int) {
 	return n
 }
 
-func records(t *testing.T, s *tracer.Stream) (all []mm.Record) {
+func records(t testing.TB, s *tracer.Stream) (all []mm.Record) {
 	t.Helper()
 	if err := s.Flush(); err != nil {
 		t.Fatal(err)
@@ -423,6 +423,11 @@ func follow(t *testing.T, name string, args ...string) (rs []mm.Record, out stri
 		t.Fatal(err)
 	}
 	defer r.Close()
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
 	text := make(chan string)
 	go func() {
 		b, _ := io.ReadAll(r)
@@ -431,7 +436,7 @@ func follow(t *testing.T, name string, args ...string) (rs []mm.Record, out stri
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	p, err := os.StartProcess(targets[name], append([]string{"target"}, args...), &os.ProcAttr{
-		Files: []*os.File{nil, w, os.Stderr}, Sys: &syscall.SysProcAttr{Ptrace: true},
+		Files: []*os.File{null, w, os.Stderr}, Sys: &syscall.SysProcAttr{Ptrace: true},
 	})
 	w.Close()
 	if err != nil {
@@ -479,6 +484,8 @@ func TestTree(t *testing.T) {
 		{"dynamic", "orphan", 7, 1},
 		{"static", "orphan", 7, 1},
 		{"dynamic", "execthread", 0, 1},
+		{"dynamic", "threads", 0, 0}, // timers, signals, and nobody to say anything
+		{"static", "threads", 0, 0},
 	} {
 		t.Run(c.name+" "+c.mode, func(t *testing.T) {
 			rs, out, ws, gaps := follow(t, c.name, c.mode)
@@ -500,6 +507,9 @@ func TestTree(t *testing.T) {
 				if covering != 1 {
 					t.Errorf("%d records of %v, want 1", covering, want)
 				}
+			}
+			if strings.Contains(c.mode, "threads") && !strings.Contains(out, "ok\n") {
+				t.Errorf("the target says %q", out)
 			}
 			if n != c.changes || ws.ExitStatus() != c.code {
 				t.Errorf("%d changes, exit status %d: %q", n, ws.ExitStatus(), out)
@@ -524,5 +534,25 @@ func TestTreeStopped(t *testing.T) {
 	_, out, ws, gaps := follow(t, "dynamic", "stopped")
 	if ws.ExitStatus() != 0 || !strings.HasPrefix(out, "unmapped") || len(gaps) > 0 {
 		t.Errorf("status %v: %q, %v", ws, out, gaps)
+	}
+}
+
+// The price of an injection, the target standing still, by its mappings; and of
+// letting the machine go.
+func BenchmarkProcess(b *testing.B) {
+	for _, mode := range []string{"idle", "threads", "many"} {
+		b.Run(mode, func(b *testing.B) {
+			x := start(b, "dynamic", nil, mode)
+			pid := x.cmd.Process.Pid
+			for b.Loop() {
+				m, err := Process(pid)
+				if err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				m.Close()
+				b.StartTimer()
+			}
+		})
 	}
 }

@@ -263,38 +263,59 @@ func refuseSeccomp(tid int) error {
 
 // findSyscall finds a syscall instruction in the vDSO, or else in any code.
 func (r *remote) findSyscall() (uint64, error) {
+	if start := r.vdso(); start != 0 {
+		if at := r.search(start, start+2*4096); at != 0 {
+			return at, nil
+		}
+	}
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.tid))
 	if err != nil {
 		return 0, err
 	}
-	var code [][2]uint64
 	for line := range strings.Lines(string(maps)) {
-		fields := strings.Fields(line)
-		from, to, _ := strings.Cut(fields[0], "-")
+		span, rest, _ := strings.Cut(line, " ")
+		from, to, _ := strings.Cut(span, "-")
 		start, err1 := strconv.ParseUint(from, 16, 64)
 		end, err2 := strconv.ParseUint(to, 16, 64)
-		switch {
-		case err1 != nil || err2 != nil || !strings.HasPrefix(fields[1], "r-x"):
-		case fields[len(fields)-1] == "[vdso]":
-			code = append([][2]uint64{{start, end}}, code...)
-		default:
-			code = append(code, [2]uint64{start, end})
+		if err1 != nil || err2 != nil || !strings.HasPrefix(rest, "r-x") {
+			continue
 		}
-	}
-	buf := make([]byte, 64<<10)
-	for _, c := range code {
-		for at := c[0]; at < c[1]; {
-			n, _ := r.mem.ReadAt(buf[:min(uint64(len(buf)), c[1]-at)], int64(at))
-			if i := bytes.Index(buf[:n], syscallInstruction); i >= 0 {
-				return at + uint64(i), nil
-			}
-			if n < len(buf) {
-				break
-			}
-			at += uint64(n) - 1 // the instruction may lie across
+		if at := r.search(start, end); at != 0 {
+			return at, nil
 		}
 	}
 	return 0, errors.New("there is no syscall instruction in the program")
+}
+
+// vdso is where the kernel has mapped its code, 0 if it has not.
+func (r *remote) vdso() uint64 {
+	aux, err := os.ReadFile(fmt.Sprintf("/proc/%d/auxv", r.tid))
+	if err != nil {
+		return 0
+	}
+	const sysinfoEHDR = 33 // AT_SYSINFO_EHDR
+	for ; len(aux) >= 16; aux = aux[16:] {
+		if binary.NativeEndian.Uint64(aux) == sysinfoEHDR {
+			return binary.NativeEndian.Uint64(aux[8:])
+		}
+	}
+	return 0
+}
+
+// search looks for a syscall instruction as far as memory can be read.
+func (r *remote) search(start, end uint64) uint64 {
+	buf := make([]byte, 4096)
+	for start < end {
+		n, _ := r.mem.ReadAt(buf[:min(uint64(len(buf)), end-start)], int64(start))
+		if i := bytes.Index(buf[:n], syscallInstruction); i >= 0 {
+			return start + uint64(i)
+		}
+		if n < len(buf) {
+			break
+		}
+		start += uint64(n) - 1 // the instruction may lie across
+	}
+	return 0
 }
 
 // inRestartable reports whether the task was stopped inside a restartable

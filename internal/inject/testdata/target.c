@@ -20,6 +20,7 @@
 #include <sys/epoll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -215,6 +216,8 @@ static int threads(void)
 	raise(SIGUSR1);		/* stays pending */
 	printf("ready\n");
 	commands();
+	while (!ticks)
+		usleep(1000);
 	go = 1;
 	close(wake[1]);
 	CHECK("send", write(pair[1], "x", 1) == 1);
@@ -225,7 +228,6 @@ static int threads(void)
 	CHECK("pending signal", sigismember(&set, SIGUSR1));
 	sigprocmask(SIG_BLOCK, NULL, &now);
 	CHECK("signal mask", sigismember(&now, SIGUSR1) && !sigismember(&now, SIGALRM) && !sigismember(&now, SIGTERM));
-	CHECK("timer", ticks > 0);
 	printf(bad ? "bad\n" : "ok\n");
 	return bad;
 }
@@ -242,9 +244,11 @@ int main(int argc, char **argv)
 {
 	const char *mode = argc > 1 ? argv[1] : "";
 	pthread_t t;
+	struct rlimit cpu = { 60, 60 };
 	volatile int *flag;
 	pid_t parent;
 
+	setrlimit(RLIMIT_CPU, &cpu);	/* whatever becomes of the test */
 	setvbuf(stdout, NULL, _IOLBF, 0);
 	if (!strcmp(mode, "threads"))
 		return threads();
