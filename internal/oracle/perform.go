@@ -285,6 +285,12 @@ func (p *performer) reset(program Program) error {
 	return nil
 }
 
+// keptPage is a page that no step touches.
+func (p *performer) keptPage() mm.Range {
+	a := mm.Addr(uintptr(unsafe.Pointer(&p.keep[0][0])))
+	return mm.Range{Start: a, End: a + mm.Addr(page)}
+}
+
 // span is the range that a step is about.
 func (p *performer) span(s Step) mm.Range {
 	z := p.zones[s.Area]

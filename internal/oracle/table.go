@@ -4,7 +4,6 @@ package oracle
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -37,7 +36,10 @@ type table struct {
 	watch   *feed.Watch
 	ring    *uring.Ring
 	pagemap *os.File
-	source  *os.File // one page that transfers read
+	source  *os.File // what transfers read
+	data    []byte   // and its bytes
+	got     []byte
+	stamp   uint64
 
 	entries []*entry // under the drain lock, or while no step runs
 	apply   func(*mm.Record)
@@ -49,7 +51,10 @@ type table struct {
 }
 
 func newTable(w *feed.Watch, ring *uring.Ring) (*table, error) {
-	t := &table{watch: w, ring: ring, verdicts: make(map[string]int)}
+	t := &table{
+		watch: w, ring: ring, verdicts: make(map[string]int),
+		data: make([]byte, mostTransferred*page), got: make([]byte, mostTransferred*8),
+	}
 	t.apply = func(r *mm.Record) {
 		for _, e := range t.entries {
 			if e.dropped == mm.KindNone && (!r.Kind.IsChange() || r.Touches(e.r)) {
@@ -172,7 +177,7 @@ func (t *table) changed(e *entry) (string, error) {
 		}
 	}
 	if err := populate(e.r); err != nil {
-		if errors.Is(err, unix.EFAULT) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.EINVAL) {
+		if err == unix.EFAULT || err == unix.ENOMEM || err == unix.EINVAL { // EINVAL: no right
 			return "not mapped, or fewer rights", nil
 		}
 		return "", fmt.Errorf("populate %v: %w", e.r, err)
@@ -197,25 +202,41 @@ func (t *table) compare(e *entry) (string, error) {
 	return "", nil
 }
 
-// transfer writes fresh bytes through the buffer of e to one of its pages and
-// looks at them through the CPU. It is for entries that changed says are true.
-func (t *table) transfer(e *entry, i uint64) (string, error) {
-	want, got := make([]byte, 64), make([]byte, 64)
-	rand.Read(want)
-	if _, err := t.source.WriteAt(want, 0); err != nil {
+// mostTransferred bounds the pages of one transfer.
+const mostTransferred = 16
+
+// transfer writes through the buffer of e to some of its pages, another stamp
+// to each, and looks at them through the CPU. It is for entries that changed
+// says are true. Pages are chosen by pick.
+func (t *table) transfer(e *entry, pick uint64) (string, error) {
+	n := e.r.Len() / page
+	first := uint64(0)
+	if n > mostTransferred {
+		first, n = pick%(n-mostTransferred+1), mostTransferred
+	}
+	at := mm.Range{Start: e.r.Start + mm.Addr(first*page)}
+	at.End = at.Start + mm.Addr(n*page)
+	data, got := t.data[:n*page], t.got[:n*8]
+	remote := make([]unix.RemoteIovec, n)
+	for i := range n {
+		t.stamp++
+		binary.NativeEndian.PutUint64(data[i*page:], t.stamp)
+		remote[i] = unix.RemoteIovec{Base: uintptr(at.Start) + uintptr(i*page), Len: 8}
+	}
+	if _, err := t.source.WriteAt(data, 0); err != nil {
 		return "", err
 	}
-	at := mm.Range{Start: e.r.Start + mm.Addr(i*page), End: e.r.Start + mm.Addr(i*page) + mm.Addr(len(want))}
 	if _, err := t.ring.ReadFixed(int(t.source.Fd()), 0, e.buf, at); err != nil {
 		return "", fmt.Errorf("transfer: %w", err)
 	}
 	local := []unix.Iovec{{Base: &got[0], Len: uint64(len(got))}}
-	remote := []unix.RemoteIovec{{Base: uintptr(at.Start), Len: len(got)}}
 	if _, err := unix.ProcessVMReadv(unix.Getpid(), local, remote, 0); err != nil {
 		return "", fmt.Errorf("look at %v: %w", at, err)
 	}
-	if !bytes.Equal(want, got) {
-		return fmt.Sprintf("what a transfer wrote to page %d is not there", i), nil
+	for i := range n {
+		if !bytes.Equal(got[i*8:i*8+8], data[i*page:i*page+8]) {
+			return fmt.Sprintf("what a transfer wrote to page %d is not there", first+i), nil
+		}
 	}
 	return "", nil
 }

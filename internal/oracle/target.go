@@ -144,6 +144,9 @@ func newTarget(tier string) (_ *target, err error) {
 	if g.p, err = newPerformer(ring); err != nil {
 		return nil, err
 	}
+	if err := populate(g.p.keptPage()); err != nil {
+		return nil, fmt.Errorf("MADV_POPULATE_WRITE needs Linux 5.14: %w", err)
+	}
 	watch, err := local.Open(local.Options{Tier: kind, NoWakeup: true, RingBytes: 1 << 20})
 	if err != nil {
 		return nil, err
@@ -320,7 +323,7 @@ func (g *target) check(steps []Step, first int, r *Result) error {
 		hit := valid && e.dropped == mm.KindNone
 		if hit && how == "" && (e.fresh || (first+i)%32 == 0) {
 			r.Transfers++
-			if how, err = t.transfer(e, uint64(first)%(e.r.Len()/page)); err != nil {
+			if how, err = t.transfer(e, uint64(first)); err != nil {
 				return err
 			}
 		}
