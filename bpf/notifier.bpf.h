@@ -620,7 +620,11 @@ int hook_kvm_witness(u64 *ctx)
 SEC("fentry/exit_mmap")
 int hook_space_death_fentry(u64 *ctx)
 {
-	return on_space_death(ctx[0], UMMU_HOOK_EXIT_MMAP_FENTRY);
+	u64 pointer = ctx[0], mm = 0;
+
+	/* before 5.12 a typed pointer must not be given to a global function */
+	bpf_probe_read_kernel(&mm, sizeof(mm), &pointer);
+	return on_space_death(mm, UMMU_HOOK_EXIT_MMAP_FENTRY);
 }
 
 /* The kprobe's context is the register frame itself, not a kernel pointer. */

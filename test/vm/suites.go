@@ -11,6 +11,7 @@ type suite struct {
 	command string         // not a test: its argument
 	exit    map[string]int // by kernel: the exit status that is right, if not 0
 	args    []string
+	only    string // tests run unless others are asked for, a regular expression
 	skip    string // tests left out, as of go test
 	since   string // not run on older kernels, and why
 	why     string
@@ -29,7 +30,7 @@ var suites = []suite{
 	{name: "local", pkg: "./feed/local", since: "6.1", why: noExitMmap},
 	{name: "tracer", pkg: "./tracer", since: "6.1", why: noExitMmap},
 	{name: "coherence", pkg: "./test/coherence", args: []string{"-rounds=300", "-changes=50000"}, since: "6.1", why: noExitMmap},
-	{name: "probe", pkg: "./test/coherence", args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=50000", "-load-changes=8000"}},
+	{name: "probe", pkg: "./test/coherence", args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=50000", "-load-changes=8000"}, only: "^Test(Race|EveryChange|Change$|ChangeInUse|Fork|TargetDies)"},
 }
 
 func (s *suite) limit() time.Duration {
@@ -51,6 +52,9 @@ func (s *suite) argv(pattern string) []string {
 	args := []string{"-test.v=test2json", "-test.short", "-test.timeout=" + (s.limit() - 10*time.Second).String()}
 	if s.skip != "" {
 		args = append(args, "-test.skip="+s.skip)
+	}
+	if pattern == "" {
+		pattern = s.only
 	}
 	if pattern != "" {
 		args = append(args, "-test.run="+pattern)
