@@ -286,6 +286,8 @@ func judge(row *truth.Row, r *truth.Run, oracle string, verdict feed.Verdict, co
 	default:
 		op.Seen = WasSeen
 		switch {
+		case o.dead && row.Oracle != truth.CPUOnly:
+			unfit("the watch died")
 		case !o.invalid:
 			op.Seen = Missed
 			unfit("missed: reported, but not when the operation had returned")
@@ -305,9 +307,9 @@ func judge(row *truth.Row, r *truth.Run, oracle string, verdict feed.Verdict, co
 }
 
 // judgeStorm counts the records of a storm's page.
-func judgeStorm(name string, page mm.Range, changes int, o *observation) Operation {
+func judgeStorm(st storm, page mm.Range, changes int, o *observation) Operation {
 	op := Operation{
-		Name: name, Verdict: feed.Cacheable.String(), Changed: "S", Reported: "X", Seen: WasSeen, Range: RangeExact,
+		Name: st.name, Verdict: feed.Cacheable.String(), Changed: "S", Reported: "X", Seen: WasSeen, Range: RangeExact,
 		Begin: o.begun, End: o.end, Changes: changes, Lost: o.lost,
 	}
 	op.Hook = o.hooks(page)
@@ -315,7 +317,9 @@ func judgeStorm(name string, page mm.Range, changes int, o *observation) Operati
 	for i := range o.records {
 		rec := &o.records[i]
 		switch {
-		case !rec.Kind.IsChange() || !rec.Range.Contains(page):
+		case !rec.Kind.IsChange() || !rec.Range.Contains(page) || rec.Call != (mm.Call{NR: st.call}):
+			// The write before a change may make one more, by a fault: the
+			// page of zeros that a read got goes.
 		case rec.Range != page:
 			op.Range = RangeSuperset
 			covered++
@@ -330,7 +334,9 @@ func judgeStorm(name string, page mm.Range, changes int, o *observation) Operati
 	case op.Uncovered > 0:
 		op.Range = RangeSubset
 	}
-	if op.Uncovered > 0 {
+	if o.dead {
+		op.unfit = "the watch died"
+	} else if op.Uncovered > 0 {
 		op.unfit = fmt.Sprintf("%d of %d changes without a record or a loss", op.Uncovered, changes)
 	}
 	return op

@@ -78,7 +78,10 @@ func TestChooseTakesTheStrongestThatIsFit(t *testing.T) {
 	}
 	r := tried[len(tried)-1].Report
 	if r == nil || r.Tier != tracer.TierNotifierProbe && r.Tier != tracer.TierNotifierTracepoint {
-		t.Fatalf("no notifier tier is fit: %+v", tried)
+		for _, a := range tried {
+			t.Errorf("%v: %v, %+v", a.Tier, a.Err, a.Report)
+		}
+		t.FailNow()
 	}
 	isFit(t, r)
 	for _, op := range r.Operations {

@@ -221,7 +221,9 @@ func (s *session) register(r *truth.Run) (v feed.Verdict, forget func(), err err
 		switch v {
 		case feed.Cacheable:
 			return v, func() { s.watch.Forget(b) }, nil
-		case feed.FileBacked, feed.DriverMapping, feed.IsDead:
+		case feed.IsDead:
+			return v, nil, errors.New("the watch is dead")
+		case feed.FileBacked, feed.DriverMapping:
 			t := s.watch.Begin(b)
 			return v, func() { s.watch.Abandon(t) }, nil
 		}
@@ -286,13 +288,14 @@ func (s *session) perform(row *truth.Row) (op Operation, err error) {
 type storm struct {
 	name    string
 	kind    uintptr
-	changes int // that one turn makes
+	call    uint32 // that makes the changes
+	changes int    // that one turn makes
 }
 
 var storms = []storm{
-	{"storm-madvise", ops.StormZap, 1},
-	{"storm-mmap", ops.StormReplace, 1},
-	{"storm-mprotect", ops.StormProtect, 2},
+	{"storm-madvise", ops.StormZap, unix.SYS_MADVISE, 1},
+	{"storm-mmap", ops.StormReplace, unix.SYS_MMAP, 1},
+	{"storm-mprotect", ops.StormProtect, unix.SYS_MPROTECT, 2},
 }
 
 // A storm is made in bursts: the kernel skips programs for as long as a
@@ -339,7 +342,7 @@ func (s *session) storm(st storm) (op Operation, err error) {
 		o.records = s.o.tamper(st.name, o.records)
 	}
 	changes := bursts * burstTurns * st.changes
-	op = judgeStorm(st.name, page, changes, &o)
+	op = judgeStorm(st, page, changes, &o)
 	op.Cost = float64(spent) / float64(changes)
 	return op, nil
 }
