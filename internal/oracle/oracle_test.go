@@ -225,7 +225,7 @@ func FuzzSequence(f *testing.F) {
 	})
 }
 
-// Programs that were uncovered once.
+// Programs of which something was found once, rightly or not.
 func TestFoundBefore(t *testing.T) {
 	release, err := ReserveHugePages(true)
 	if err != nil {
@@ -248,6 +248,10 @@ func TestFoundBefore(t *testing.T) {
 		{"the place that mremap moves to", "notifier", `
 			t2 direct register small   60 +1  to 18 arg 248
 			t0 direct mremap   small    4 +23 to 50 arg 103 # move onto`, false},
+		{"the same page at two addresses, no change at all", "notifier", `
+			t0 direct shmat    small    2 +1  to 49 arg 122
+			t0 direct shmat    small    0 +1  to 59 arg 124
+			t0 direct register small    2 +11 to  7 arg 212`, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := ParseProgram(c.program)
