@@ -83,19 +83,19 @@ var tracepointHooks = []hook{
 }
 
 var probeHooks = []hook{
-	{layout.HookNotifierStartFentry, "fentry/__mmu_notifier_invalidate_range_start", "begin of every change of an address space with a notifier", false,
+	{layout.HookNotifierStartFentry, "fentry/__mmu_notifier_invalidate_range_start", "begin of every change of an address space with a notifier", true,
 		nil, "", "hook_start_fentry", ""},
 	{layout.HookNotifierStartFentry2, "fentry2/__mmu_notifier_invalidate_range_start", "the same, if the first program is skipped", false,
 		nil, "", "hook_start_fentry2", ""},
 	{layout.HookNotifierStartKprobe, "kprobe/__mmu_notifier_invalidate_range_start", "the same, if fentry is skipped", false,
 		nil, "", "hook_start_kprobe", "__mmu_notifier_invalidate_range_start"},
-	{layout.HookNotifierEndFentry, "fentry/__mmu_notifier_invalidate_range_end", "end of every change of an address space with a notifier", false,
+	{layout.HookNotifierEndFentry, "fentry/__mmu_notifier_invalidate_range_end", "end of every change of an address space with a notifier", true,
 		nil, "", "hook_end_fentry", ""},
 	{layout.HookNotifierEndFentry2, "fentry2/__mmu_notifier_invalidate_range_end", "the same, if the first program is skipped", false,
 		nil, "", "hook_end_fentry2", ""},
 	{layout.HookNotifierEndKprobe, "kprobe/__mmu_notifier_invalidate_range_end", "the same, if fentry is skipped", false,
 		nil, "", "hook_end_kprobe", "__mmu_notifier_invalidate_range_end"},
-	{layout.HookKVMWitness, "raw_tp/kvm_unmap_hva_range (witness)", "begins that all others missed, for processes that keep a virtual machine", false,
+	{layout.HookKVMWitness, "raw_tp/kvm_unmap_hva_range:witness", "begins that all others missed, for processes that keep a virtual machine", false,
 		[]string{"kvm_unmap_hva_range"}, "", "hook_kvm_witness", ""},
 }
 
