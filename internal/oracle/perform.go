@@ -208,8 +208,8 @@ const (
 	anon  = unix.MAP_PRIVATE | unix.MAP_ANONYMOUS
 )
 
-// reset makes every area mapped and empty and gives every file its size.
-// hugetlb false from it means that there were no huge pages.
+// reset makes every area that the program uses mapped and empty, and gives
+// every file its size. Without free huge pages there is no area of them.
 func (p *performer) reset(program Program) error {
 	uses := [numAreas]bool{Small: true}
 	for _, s := range program {
