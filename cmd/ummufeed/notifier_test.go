@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
@@ -236,4 +237,38 @@ func filterSystemCalls() error {
 		return e
 	}
 	return nil
+}
+
+// Whoever kills ummufeed does not harm what it traces.
+func TestNotifierKilled(t *testing.T) {
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// at "ready" nobody is about to fork
+	script := `(echo ready; read x <"$1"; true; (exit 3); echo survived $? >"$1.out"; mv "$1.out" "$1.done") & wait`
+	s := start(t, binary, "run", "--tier", "notifier", "--", "sh", "-c", script, "sh", fifo)
+	s.await("ready")
+	s.signal(unix.SIGKILL)
+	s.cmd.Process.Wait()
+	w, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteString("go\n"); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+		b, err := os.ReadFile(fifo + ".done")
+		if err == nil {
+			if string(b) != "survived 3\n" {
+				t.Errorf("%q", b)
+			}
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal("the program did not go on")
+		}
+	}
 }

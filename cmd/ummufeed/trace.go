@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -171,12 +172,14 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 	}
 	meta.PIDs = t.pids
 	if t.inject {
-		for _, p := range ps {
-			m, err := inject.Process(p.pid)
-			if err != nil {
-				return injectError(err)
+		machines, err := injectAll(ps)
+		defer func() {
+			for _, m := range machines {
+				m.Close()
 			}
-			defer m.Close()
+		}()
+		if err != nil {
+			return err
 		}
 		if t.follow {
 			meta.Gaps = append(meta.Gaps, gapChildren)
@@ -246,6 +249,25 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 		return &exitError{code: exitIncomplete}
 	}
 	return nil
+}
+
+// injectAll gives each process a notifier. A signal waits until that is done:
+// to be killed meanwhile would kill the process.
+func injectAll(ps []*process) (machines []*inject.Machine, err error) {
+	var first atomic.Int32
+	stop := onInterrupt(func(sig syscall.Signal) { first.CompareAndSwap(0, int32(sig)) })
+	defer stop()
+	for _, p := range ps {
+		m, err := inject.Process(p.pid)
+		if err != nil {
+			return machines, injectError(err)
+		}
+		machines = append(machines, m)
+		if sig := first.Load(); sig != 0 {
+			return machines, &exitError{code: 128 + int(sig)}
+		}
+	}
+	return machines, nil
 }
 
 func anyRuns(ps []*process) bool {

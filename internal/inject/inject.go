@@ -51,9 +51,9 @@ func openKVM() (*os.File, error) {
 
 // inject makes a machine in a task that stands at the trap at, and returns the
 // trap at which it stands afterwards. No other task must run that shares its
-// descriptors.
-func inject(pid, tid int, at stop, kvm *os.File) (*Machine, stop, error) {
-	r, err := enter(pid, tid)
+// descriptors. options are those that the task is traced with.
+func inject(pid, tid int, at stop, options uintptr, kvm *os.File) (*Machine, stop, error) {
+	r, err := enter(pid, tid, options)
 	if err != nil {
 		return nil, at, err
 	}
@@ -170,7 +170,8 @@ const stopLimit = 2 * time.Second
 
 // Process gives the running process pid a notifier. All its threads stand
 // still for it, for some milliseconds. On return the process runs on, traced
-// by nobody. Calls that a stop interrupts go on; those of them which signal(7)
+// by nobody. If the calling process is killed meanwhile (SIGKILL, or a signal
+// that it does not handle), the target is killed as well. Calls that a stop interrupts go on; those of them which signal(7)
 // lists as failing with EINTR are started again, with their full timeout.
 func Process(pid int) (*Machine, error) {
 	if err := supported(); err != nil {
@@ -221,7 +222,7 @@ func process(pid int, kvm *os.File) (*Machine, error) {
 			break
 		}
 	}
-	m, _, err := inject(pid, tid, stop{}, kvm)
+	m, _, err := inject(pid, tid, stop{}, traceOptions, kvm)
 	return m, err
 }
 

@@ -74,6 +74,13 @@ func ptrace(request, tid int, addr, data uintptr) error {
 
 func seize(tid int, options uintptr) error { return ptrace(unix.PTRACE_SEIZE, tid, 0, options) }
 
+func setOptions(tid int, options uintptr) error {
+	if err := ptrace(unix.PTRACE_SETOPTIONS, tid, 0, options); err != nil {
+		return fmt.Errorf("set ptrace options: %w", err)
+	}
+	return nil
+}
+
 // detach lets a stopped task go, with a signal if it is not 0.
 func detach(tid int, sig unix.Signal) error { return ptrace(unix.PTRACE_DETACH, tid, 0, uintptr(sig)) }
 
@@ -111,6 +118,7 @@ func trapAgain(tid int) (stop, error) {
 // remote makes a task that stands at a trap execute system calls.
 type remote struct {
 	pid, tid int
+	options  uintptr // of ptrace
 	pidfd    int
 	mem      *os.File
 	site     uint64 // address of a syscall instruction
@@ -121,8 +129,11 @@ type remote struct {
 
 // enter prepares a task for calls: nothing but them will happen in it until
 // leave. If it fails the task is as it was, at its trap.
-func enter(pid, tid int) (_ *remote, err error) {
-	r := &remote{pid: pid, tid: tid, pidfd: -1}
+//
+// Until leave the task is lost without us: if this process dies the kernel
+// kills the task, which would otherwise go on somewhere.
+func enter(pid, tid int, options uintptr) (_ *remote, err error) {
+	r := &remote{pid: pid, tid: tid, options: options, pidfd: -1}
 	defer func() {
 		if err != nil {
 			r.close()
@@ -164,6 +175,9 @@ func enter(pid, tid int) (_ *remote, err error) {
 	if r.mask, err = signalMask(tid); err != nil {
 		return nil, fmt.Errorf("read signal mask: %w", err)
 	}
+	if err := setOptions(tid, options|unix.PTRACE_O_EXITKILL); err != nil {
+		return nil, err
+	}
 	if err := setSignalMask(tid, ^uint64(0)); err != nil {
 		return nil, fmt.Errorf("block signals: %w", err)
 	}
@@ -194,6 +208,9 @@ func (r *remote) leave() (stop, error) {
 	}
 	if err := setSignalMask(r.tid, r.mask); err != nil {
 		return s, fmt.Errorf("restore signal mask: %w", err)
+	}
+	if err := setOptions(r.tid, r.options); err != nil {
+		return s, err
 	}
 	for _, sig := range r.held {
 		if err := unix.PidfdSendSignal(r.pidfd, sig, nil, 0); err != nil {

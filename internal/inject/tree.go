@@ -17,7 +17,8 @@ import (
 //
 // All tasks of the tree are traced by ptrace. They stop shortly when they
 // fork, execute, or get a signal; nobody else can ptrace them meanwhile (strace
-// and gdb fail inside). If the tracing process dies they run on.
+// and gdb fail inside). If the tracing process dies they run on, except one into
+// which it is just injecting: the kernel kills that.
 //
 // A Tree belongs to one thread: the goroutine that uses it must be locked to
 // its thread.
@@ -92,7 +93,7 @@ func (t *Tree) Start(pid int) error {
 	if err := swallowCont(pid); err != nil {
 		return fail(err)
 	}
-	m, _, err := inject(pid, pid, stop{}, t.kvm)
+	m, _, err := inject(pid, pid, stop{}, treeOptions, t.kvm)
 	if err != nil {
 		return fail(err)
 	}
@@ -255,7 +256,7 @@ func (t *Tree) executed(pid int) (stop, error) {
 
 // make gives a process its notifier. If that cannot be, it is a gap.
 func (t *Tree) make(pid int, at stop) (stop, error) {
-	m, at, err := inject(pid, pid, at, t.kvm)
+	m, at, err := inject(pid, pid, at, treeOptions, t.kvm)
 	var gone *goneError
 	switch {
 	case errors.As(err, &gone), errors.Is(err, unix.ESRCH):
