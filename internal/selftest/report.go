@@ -125,6 +125,7 @@ func (r *Report) add(op Operation) {
 		}
 	}
 	switch {
+	case op.unfit == "": // what is not cacheable may be seen in part
 	case op.Seen == Missed:
 		r.Missed++
 	case op.Range == RangeSubset:
@@ -297,10 +298,7 @@ func judge(row *truth.Row, r *truth.Run, oracle string, verdict feed.Verdict, co
 			unfit("its end is never known")
 		}
 	}
-	if (declared || !cached) && op.Seen != Nothing && op.Seen != False && missing != 0 {
-		op.Seen = InGap
-	}
-	if declared && op.Seen == Nothing {
+	if op.unfit == "" && (!cached && missing != 0 || declared && op.Seen == Nothing) {
 		op.Seen = InGap
 	}
 	return op

@@ -42,7 +42,7 @@ type Options struct {
 	tamper func(operation string, records []mm.Record) []mm.Record
 }
 
-// Run tests one tier. It takes some 5 s. The error says why the test could
+// Run tests one tier, one at a time in a process. It takes some 5 s. The error says why the test could
 // not be made at all: that of [tracer.Open] if the tier does not work here,
 // [tracer.ErrNoKVM] without /dev/kvm, or that of ctx. A tier that was tested
 // and does not keep what it promises is no error but [Report.Fit] false.

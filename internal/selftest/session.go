@@ -301,8 +301,8 @@ var storms = []storm{
 // A storm is made in bursts: the kernel skips programs for as long as a
 // process that is in bpf(2) waits for its processor.
 const (
-	bursts     = 20
-	burstTurns = 100
+	bursts     = 10
+	burstTurns = 200
 )
 
 func (s *session) storm(st storm) (op Operation, err error) {
