@@ -30,7 +30,7 @@ var suites = []suite{
 	{name: "local", pkg: "./feed/local", since: "6.1", why: noExitMmap},
 	{name: "tracer", pkg: "./tracer", since: "6.1", why: noExitMmap},
 	{name: "coherence", pkg: "./test/coherence", args: []string{"-rounds=300", "-changes=50000"}, since: "6.1", why: noExitMmap},
-	{name: "probe", pkg: "./test/coherence", args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=50000", "-load-changes=8000"}, only: "^Test(Race|EveryChange|Change$|ChangeInUse|Fork|TargetDies)"},
+	{name: "probe", pkg: "./test/coherence", args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=50000", "-load-changes=8000"}, only: "^Test(Race(SameThread|OtherThread|AddressReuse|RegisterDuringDontneed|ValidMeansDrained)|EveryChange|ChangeInUse|ForkedChild)"},
 }
 
 func (s *suite) limit() time.Duration {
