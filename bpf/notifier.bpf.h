@@ -499,7 +499,10 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 			close_ranges(tid, level + 1);
 			f->exited = saw;
 			f->seen_ns = bpf_ktime_get_ns();
-			deliver(key, DO_END | OF_REQUEST);
+			f->c.phase = UMMU_END;
+			f->c.hook = hook;
+			/* a loss to a watch that was opened meanwhile */
+			deliver(key, DO_POST | DO_PAIR | DO_END | OF_REQUEST);
 			return 0;
 		}
 		if (f->active)

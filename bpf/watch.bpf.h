@@ -660,7 +660,8 @@ __noinline int close_ranges(u32 tid, u32 level)
 			break;
 		if (f->active) {
 			count(COUNT_STALE);
-			deliver(key, DO_END | OF_REQUEST);
+			f->c.phase = UMMU_END;
+			deliver(key, DO_POST | DO_PAIR | DO_END | OF_REQUEST);
 		}
 	}
 	return 0;

@@ -107,7 +107,8 @@ func TestForkedChild(t *testing.T) {
 		t.Fatal("not valid")
 	}
 	for range 200 {
-		r.acquire(b)
+		r.hit(b)
+		losses := r.w.Stats().Losses
 		if got := child(t, false, askValid); got != 2 {
 			t.Fatalf("valid in a forked child (%d)", got)
 		}
@@ -116,8 +117,9 @@ func TestForkedChild(t *testing.T) {
 		if got != 0 {
 			t.Fatal(got)
 		}
-		if !r.acquire(b) {
-			t.Fatal("a fork invalidated the parent's entry")
+		// a loss is another matter: the kernel skipped a program
+		if !r.acquire(b) && r.w.Stats().Losses == losses {
+			t.Fatalf("a fork invalidated the parent's entry: %+v", r.w.Stats())
 		}
 	}
 }
