@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
-	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/tracer"
@@ -34,11 +33,8 @@ func (f tierFlag) open() (*tracer.Tracer, error) {
 	switch f {
 	case "notifier":
 		t, err := tracer.Open(tracer.Options{Tier: tracer.TierNotifierProbe})
-		if err == nil && probes(t.Coverage()) {
-			return t, nil
-		}
 		if err == nil {
-			t.Close()
+			return t, nil
 		}
 		return tracer.Open(tracer.Options{Tier: tracer.TierNotifierTracepoint})
 	case "mm":
@@ -46,16 +42,6 @@ func (f tierFlag) open() (*tracer.Tracer, error) {
 		return nil, err
 	}
 	return tracer.Open(tracer.Options{})
-}
-
-// probes reports whether the begin of a change is seen by a probe.
-func probes(c tracer.Coverage) bool {
-	for _, h := range c.Hooks {
-		if h.Attached && (h.Hook == layout.HookNotifierStartFentry || h.Hook == layout.HookNotifierStartKprobe) {
-			return true
-		}
-	}
-	return false
 }
 
 func (f tierFlag) notifier() bool { return f == "notifier" }
