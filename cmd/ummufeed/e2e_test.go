@@ -497,9 +497,13 @@ func (s *started) finish() result {
 	return result{s.cmd.ProcessState.ExitCode(), s.seen.String(), s.errout.String()}
 }
 
+// sleeper waits for a signal in one process. A shell that is about to start
+// another would take a signal that is meant for both, and go on to wait.
+const sleeper = "import time; print('ready', flush=True); time.sleep(1000)"
+
 func TestRunInterrupted(t *testing.T) {
 	t.Run("ends with the summary", func(t *testing.T) {
-		s := start(t, binary, "run", "--", "sh", "-c", "echo ready; sleep 1000")
+		s := start(t, binary, "run", "--", "python3", "-c", sleeper)
 		s.await("ready")
 		s.signal(unix.SIGINT)
 		if r := s.finish(); r.code != 130 || !strings.Contains(r.errout, "complete:") {
@@ -526,7 +530,7 @@ func TestRunInterrupted(t *testing.T) {
 	})
 	t.Run("ignored when it was started", func(t *testing.T) {
 		// As background jobs of a script are.
-		s := start(t, "sh", "-c", "trap '' INT; exec "+binary+" run -- sh -c 'echo ready; sleep 1000'")
+		s := start(t, "sh", "-c", "trap '' INT; exec "+binary+` run -- python3 -c "$0"`, sleeper)
 		s.await("ready")
 		s.signal(unix.SIGINT)
 		if r := s.finish(); r.code != 130 || !strings.Contains(r.errout, "complete:") {

@@ -118,7 +118,7 @@ func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr, free func(
 		return nil, errors.Join(err, f.Close())
 	}
 	m.Maps = maps
-	if tier == tracer.TierNotifierTracepoint {
+	if tier != tracer.TierSyscall {
 		m.Settle = f.Settled
 		m.Holder = holder
 	}
