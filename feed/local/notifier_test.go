@@ -116,9 +116,21 @@ func TestNotifierPageUnmapped(t *testing.T) {
 	}
 }
 
+//go:norace
+//go:noinline
+func storeUntil(stop *atomic.Bool, p *byte) {
+	var slow atomic.Uint64
+	for !stop.Load() {
+		for range 16 {
+			slow.Add(1)
+			*p = 1
+		}
+	}
+}
+
 // A fault that replaces a page is a change in flight until its task is seen
-// elsewhere. The loop's one store faults, and is where the clock tick finds
-// the thread.
+// elsewhere. The loop's store faults, and is where the clock tick finds the
+// thread: behind the slow instruction before it.
 func TestNotifierFaultInFlight(t *testing.T) {
 	k, err := acquire(tracer.TierNotifierTracepoint)
 	if err != nil {
@@ -145,10 +157,7 @@ func TestNotifierFaultInFlight(t *testing.T) {
 	go func() {
 		defer close(done)
 		runtime.LockOSThread()
-		p := (*uint64)(unsafe.Pointer(&b[0]))
-		for !stop.Load() {
-			atomic.StoreUint64(p, 1)
-		}
+		storeUntil(&stop, &b[0])
 	}()
 	busy := false
 	for start := time.Now(); !busy && time.Since(start) < 20*time.Second; {

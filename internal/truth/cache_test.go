@@ -160,7 +160,9 @@ func cacheRow(t *testing.T, c *regcache.Cache[registration], d *device, row *Row
 			}
 			continue
 		}
-		if !hit && cached && !row.Changes() && row.May == nil {
+		// A lookup while another thread drains may give up and register.
+		_, why := refs[i].Cached()
+		if !hit && cached && !row.Changes() && row.May == nil && why != regcache.ReasonBusy {
 			t.Errorf("registered again, though nothing happened (%v)", c.Stats())
 		}
 		d.mu.Lock()
