@@ -169,20 +169,25 @@ static __always_inline int on_exit(struct task_struct *task)
 	struct inflight *f = bpf_map_lookup_elem(&tasks, &tid);
 	struct space *p = bpf_map_lookup_elem(&procs, &tgid);
 	bool last = BPF_CORE_READ(task, signal, live.counter) == 0;
-	u64 key = (u64)task;
+	u64 key = (u64)task, mm = (u64)BPF_CORE_READ(task, mm);
+	bool late;
 
 	if (f) {
 		leave_change(f, tid);
 		bpf_map_delete_elem(&tasks, &tid);
 	}
 	forget_ranges(tid);
-	if (!p && !all_refs())
+	/* Of several tasks that exit at once the first to come here may find live
+	 * at 0 and remove the process. The others are found by their address
+	 * space, which they still have from 6.16 on; before, they are not seen. */
+	late = !p && last && mm && space_of(mm);
+	if (!p && !late && !all_refs())
 		return 0;
-	f = life_event(key, UMMU_EXIT, UMMU_HOOK_SCHED_EXIT, (u64)BPF_CORE_READ(task, mm));
+	f = life_event(key, UMMU_EXIT, UMMU_HOOK_SCHED_EXIT, mm);
 	if (f) {
-		if (last)
+		if (last && !late)
 			f->c.flags |= UMMU_F_LAST_TASK;
-		life_done(key, DO_POST | OF_PROC);
+		life_done(key, late ? DO_POST : DO_POST | OF_PROC);
 	}
 	if (last && p)
 		bpf_map_delete_elem(&procs, &tgid);
