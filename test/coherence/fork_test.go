@@ -106,7 +106,7 @@ func TestForkedChild(t *testing.T) {
 	if r.w.Drain(nil); !r.w.Valid() {
 		t.Fatal("not valid")
 	}
-	for range 200 {
+	for range *rounds {
 		r.hit(b)
 		losses := r.w.Stats().Losses
 		if got := child(t, false, askValid); got != 2 {
@@ -132,7 +132,7 @@ func TestSharedSpaceChild(t *testing.T) {
 	defer b.unmap(t)
 	family.w, family.addr, family.ln = r.w, uintptr(b.start()), uintptr(len(b))
 	r.acquire(b)
-	for range 200 {
+	for range *rounds {
 		if !r.acquire(b) {
 			t.Fatal("not cached")
 		}
