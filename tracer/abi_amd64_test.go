@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/machine"
 )
 
 // want is what a pair of records must say, or one if begin is false.
@@ -50,6 +51,7 @@ func TestCompatABI(t *testing.T) {
 		shmat, shmdt, shmget, shmctl        = 21, 22, 23, 24
 		rw, fixed                           = 3, 0x32 // PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS|MAP_FIXED
 	)
+	machine.NeedCompat(t)
 	page := mm.PageSize()
 	p := startTracee(t)
 	s := watch(t, shared, PID(p.pid), WatchOptions{})

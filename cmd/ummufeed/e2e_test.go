@@ -466,6 +466,7 @@ func (s *started) await(prefix string) {
 		line, err := s.out.ReadString('\n')
 		s.seen.WriteString(line)
 		if err != nil {
+			s.cmd.Wait() // errout is complete, and nobody writes to it
 			s.t.Fatalf("%v ended before %q: %v: %s", s.cmd.Args, prefix, err, s.errout.String())
 		}
 		if strings.HasPrefix(line, prefix) {

@@ -21,16 +21,17 @@ import (
 
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
 
-// These tests need /dev/kvm as well.
 
 var straced = regexp.MustCompile(`(munmap|mprotect|mmap)\((0x[0-9a-f]+), ([0-9]+).*\) += 0`)
 
 // What strace sees of the changes of a program, the notifier tier sees too:
 // the same ranges, in the same order.
 func TestNotifierAsStrace(t *testing.T) {
+	machine.NeedKVM(t)
 	file := filepath.Join(t.TempDir(), "strace")
 	r := finish(t, exec.Command("setarch", "-R", "strace", "-o", file, "-e", "trace=mmap,munmap,mprotect", "git", "--version"))
 	if r.code != 0 {
@@ -69,6 +70,7 @@ func TestNotifierAsStrace(t *testing.T) {
 // Dynamic and static programs (Go's are static), each executed by the one
 // before: every address space has its notifier.
 func TestNotifierExecChain(t *testing.T) {
+	machine.NeedKVM(t)
 	self := helperCommand("changes")
 	script := `exec sh -c 'exec "$0" "$@"' "$@"`
 	r := ummufeed(t, append([]string{"run", "--tier", "notifier", "-o", "ndjson", "--", "sh", "-c", script, "sh"}, self...)...)
@@ -106,6 +108,7 @@ func TestNotifierExecChain(t *testing.T) {
 }
 
 func TestNotifierExitCodes(t *testing.T) {
+	machine.NeedKVM(t)
 	for _, c := range []struct {
 		name string
 		cmd  []string
@@ -129,6 +132,7 @@ func TestNotifierExitCodes(t *testing.T) {
 }
 
 func TestNotifierInterrupted(t *testing.T) {
+	machine.NeedKVM(t)
 	s := start(t, binary, "run", "--tier", "notifier", "--", "sh", "-c", "trap 'exit 9' TERM; echo ready; while :; do sleep 0.01; done")
 	s.await("ready")
 	s.signal(unix.SIGTERM)
@@ -139,6 +143,7 @@ func TestNotifierInterrupted(t *testing.T) {
 
 // A descendant that gets no notifier is named, and the stream is not complete.
 func TestNotifierGap(t *testing.T) {
+	machine.NeedKVM(t)
 	cmd := append([]string{"run", "--tier", "notifier", "--fail-on-loss", "-o", "ndjson", "--"}, helperCommand("seccomp")...)
 	r := ummufeed(t, cmd...)
 	_, rd := parse(t, r.out)
@@ -152,6 +157,7 @@ func TestNotifierGap(t *testing.T) {
 }
 
 func TestNotifierTrace(t *testing.T) {
+	machine.NeedKVM(t)
 	target := start(t, helperCommand("wait")...)
 	target.await("ready")
 	s := start(t, binary, "trace", "--inject", "-o", "ndjson", "-p", strconv.Itoa(target.cmd.Process.Pid))
@@ -177,6 +183,7 @@ func TestNotifierTrace(t *testing.T) {
 // The lines for people have no results and no arguments, which are not known,
 // and come at once.
 func TestNotifierTable(t *testing.T) {
+	machine.NeedKVM(t)
 	r := ummufeed(t, "run", "--tier", "notifier", "--", "true")
 	if r.code != 0 || !strings.Contains(r.errout, "  munmap  raw_tp/kvm_unmap_hva_range\n") || strings.Contains(r.errout, "munmap(") {
 		t.Errorf("code %d: %s", r.code, r.errout)
@@ -206,6 +213,7 @@ func TestTierRefused(t *testing.T) {
 		})
 	}
 	t.Run("seccomp", func(t *testing.T) {
+		machine.NeedKVM(t)
 		target := start(t, helperCommand("seccomp", "wait")...)
 		target.await("ready")
 		r := ummufeed(t, "trace", "--inject", "-p", strconv.Itoa(target.cmd.Process.Pid))
@@ -241,6 +249,7 @@ func filterSystemCalls() error {
 
 // Whoever kills ummufeed does not harm what it traces.
 func TestNotifierKilled(t *testing.T) {
+	machine.NeedKVM(t)
 	fifo := filepath.Join(t.TempDir(), "fifo")
 	if err := unix.Mkfifo(fifo, 0o600); err != nil {
 		t.Fatal(err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -58,6 +59,7 @@ func cache(t *testing.T, w *feed.Watch, r mm.Range) {
 
 // A call that changes nothing but the caller's own space says which it is.
 func TestNotifierNamesTheCall(t *testing.T) {
+	machine.NeedKVM(t)
 	w := openNotifier(t)
 	b, r := pages(t, 4)
 	b[0] = 1
@@ -79,6 +81,7 @@ func TestNotifierNamesTheCall(t *testing.T) {
 // the next one has a notifier of its own, and Close leaves alone what the
 // program has put there meanwhile.
 func TestNotifierPageUnmapped(t *testing.T) {
+	machine.NeedKVM(t)
 	w := openNotifier(t)
 	at := unsafe.Add(nil, uintptr(shared.tiers[tracer.TierNotifierTracepoint].holder()))
 	_, r := pages(t, 1)
@@ -136,6 +139,7 @@ func storeUntil(stop *atomic.Bool, p *byte) {
 // elsewhere. The loop's store faults, and is where the clock tick finds the
 // thread: behind the slow instruction before it.
 func TestNotifierFaultInFlight(t *testing.T) {
+	machine.NeedKVM(t)
 	k, err := acquire(tracer.TierNotifierTracepoint)
 	if err != nil {
 		t.Fatal(err)

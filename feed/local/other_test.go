@@ -20,6 +20,7 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -193,6 +194,7 @@ func openOn(t *testing.T, o Options) *feed.Watch {
 // the process closes, changes are seen; when it executes another program the
 // watch is dead.
 func TestOtherProcess(t *testing.T) {
+	machine.NeedKVM(t)
 	for _, role := range []string{"inject", "vm"} {
 		t.Run(role, func(t *testing.T) {
 			o := startOther(t, role)
@@ -217,6 +219,7 @@ func TestOtherProcess(t *testing.T) {
 }
 
 func TestOtherRefused(t *testing.T) {
+	machine.NeedKVM(t)
 	o := startOther(t, "inject")
 	pid, tier := o.cmd.Process.Pid, tracer.TierNotifierTracepoint
 	if _, err := Open(Options{PID: pid, Tier: tier}); err == nil {

@@ -24,6 +24,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/injectees"
+	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -66,21 +68,12 @@ func run(m *testing.M) int {
 	return code
 }
 
-func build(dir string) error {
-	self, err := os.Executable()
-	if err != nil {
+func build(dir string) (err error) {
+	if targets, err = injectees.Build(dir); err != nil {
 		return err
 	}
-	targets = map[string]string{"Go": self}
-	for name, args := range map[string][]string{"dynamic": nil, "static": {"-static"}} {
-		bin := filepath.Join(dir, name)
-		args = append([]string{"-O2", "-Wall", "-pthread", "-o", bin, "testdata/target.c"}, args...)
-		if out, err := exec.Command("cc", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("build target: %w\n%s", err, out)
-		}
-		targets[name] = bin
-	}
-	return nil
+	targets["Go"], err = os.Executable()
+	return err
 }
 
 // goTarget makes this test binary a target.
@@ -107,8 +100,11 @@ func playTarget() {
 			panic(err)
 		}
 		b[os.Getpagesize()] = 1
-		fmt.Printf("unmapped %x\n", uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b))))+uint64(os.Getpagesize()))
-		unix.Munmap(b)
+		at := uint64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) + uint64(os.Getpagesize())
+		if err := unix.Munmap(b); err != nil {
+			panic(err)
+		}
+		fmt.Printf("unmapped %x\n", at) // not before it is
 	}
 	for range 4 {
 		<-done
@@ -196,18 +192,6 @@ func (x *target) changed() bool {
 	return seen(x.t, s, unmapped(x.t, x.line())) > 0
 }
 
-// seen reports whether one of some changes is. A stream of this tier does not
-// get what cannot be attributed to an address space (its gap other-causes).
-func (x *target) seen() bool {
-	x.t.Helper()
-	for range 5 {
-		if x.changed() {
-			return true
-		}
-	}
-	return false
-}
-
 // seen counts the records so far that cover r.
 func seen(t testing.TB, s *tracer.Stream, r mm.Range) (n int) {
 	t.Helper()
@@ -290,6 +274,7 @@ func machineOf(t *testing.T, pid int) *Machine {
 }
 
 func TestProcess(t *testing.T) {
+	machine.NeedKVM(t)
 	for name := range targets {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, name, nil)
@@ -308,7 +293,7 @@ func TestProcess(t *testing.T) {
 			} else if d := cmp.Diff(before, x.look()); d != "" {
 				t.Error(d)
 			}
-			if !x.seen() {
+			if !x.changed() {
 				t.Error("no change was seen")
 			}
 			if err := m.Close(); err != nil {
@@ -323,9 +308,35 @@ func TestProcess(t *testing.T) {
 	}
 }
 
+// Every single change is seen, and as what it is. In the Go program threads
+// come and go, and get signals meanwhile.
+func TestEveryChange(t *testing.T) {
+	machine.NeedKVM(t)
+	for name := range targets {
+		t.Run(name, func(t *testing.T) {
+			x := start(t, name, nil)
+			machineOf(t, x.cmd.Process.Pid)
+			s, err := shared.Watch(tracer.PID(x.cmd.Process.Pid), tracer.WatchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			for i := range 300 {
+				x.say("change")
+				if n := seen(t, s, unmapped(t, x.line())); n != 1 {
+					t.Fatalf("change %d has %d records, want 1", i, n)
+				}
+			}
+			x.say("check")
+			x.expect("ok")
+		})
+	}
+}
+
 // Threads that wait in system calls, that compute, and that close every
 // descriptor they can, are not disturbed by a hundred injections.
 func TestThreads(t *testing.T) {
+	machine.NeedKVM(t)
 	for _, name := range []string{"dynamic", "static"} {
 		t.Run(name, func(t *testing.T) {
 			x := start(t, name, nil, "threads")
@@ -341,7 +352,7 @@ func TestThreads(t *testing.T) {
 			if d := cmp.Diff(before, x.look()); d != "" {
 				t.Error(d)
 			}
-			if !x.seen() {
+			if !x.changed() {
 				t.Error("the change was not seen")
 			}
 			x.say("check")
@@ -355,12 +366,13 @@ func TestThreads(t *testing.T) {
 
 // A target that may not open /dev/kvm itself.
 func TestUnprivileged(t *testing.T) {
+	machine.NeedKVM(t)
 	if err := os.Chmod(filepath.Dir(targets["dynamic"]), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	x := start(t, "dynamic", &syscall.Credential{Uid: 65534, Gid: 65534})
 	machineOf(t, x.cmd.Process.Pid)
-	if !x.seen() {
+	if !x.changed() {
 		t.Error("the change was not seen")
 	}
 	x.say("check")
@@ -368,6 +380,7 @@ func TestUnprivileged(t *testing.T) {
 }
 
 func TestSeccomp(t *testing.T) {
+	machine.NeedKVM(t)
 	x := start(t, "dynamic", nil, "filter")
 	if _, err := Process(x.cmd.Process.Pid); !errors.Is(err, ErrSeccomp) {
 		t.Errorf("%v, want %v", err, ErrSeccomp)
@@ -380,6 +393,7 @@ func TestSeccomp(t *testing.T) {
 
 // A target with all descriptors taken is refused and loses none.
 func TestNoDescriptors(t *testing.T) {
+	machine.NeedKVM(t)
 	x := start(t, "dynamic", nil)
 	before := x.look()
 	limit := unix.Rlimit{Cur: 4, Max: 4}
@@ -397,6 +411,7 @@ func TestNoDescriptors(t *testing.T) {
 }
 
 func TestNoProcess(t *testing.T) {
+	machine.NeedKVM(t)
 	x := start(t, "dynamic", nil)
 	x.in.Close()
 	x.cmd.Wait()
@@ -407,6 +422,7 @@ func TestNoProcess(t *testing.T) {
 
 // A stopped target stays stopped.
 func TestStopped(t *testing.T) {
+	machine.NeedKVM(t)
 	x := start(t, "dynamic", nil)
 	pid := x.cmd.Process.Pid
 	if err := unix.Kill(pid, unix.SIGSTOP); err != nil {
@@ -422,7 +438,7 @@ func TestStopped(t *testing.T) {
 	if err := unix.Kill(pid, unix.SIGCONT); err != nil {
 		t.Fatal(err)
 	}
-	if !x.seen() {
+	if !x.changed() {
 		t.Error("the change was not seen")
 	}
 }
@@ -489,6 +505,7 @@ func follow(t *testing.T, name string, args ...string) (rs []mm.Record, out stri
 }
 
 func TestTree(t *testing.T) {
+	machine.NeedKVM(t)
 	for _, c := range []struct {
 		name, mode string
 		code       int
@@ -536,6 +553,7 @@ func TestTree(t *testing.T) {
 
 // A program that cannot get a notifier runs, and is a gap.
 func TestTreeGap(t *testing.T) {
+	machine.NeedKVM(t)
 	_, out, ws, gaps := follow(t, "dynamic", "filterexec")
 	if len(gaps) != 1 || !errors.Is(gaps[0].Err, ErrSeccomp) {
 		t.Errorf("gaps %v, want one with %v", gaps, ErrSeccomp)
@@ -547,6 +565,7 @@ func TestTreeGap(t *testing.T) {
 
 // Job control works inside: the program stops itself, and goes on by SIGCONT.
 func TestTreeStopped(t *testing.T) {
+	machine.NeedKVM(t)
 	_, out, ws, gaps := follow(t, "dynamic", "stopped")
 	if ws.ExitStatus() != 0 || !strings.HasPrefix(out, "unmapped") || len(gaps) > 0 {
 		t.Errorf("status %v: %q, %v", ws, out, gaps)

@@ -16,6 +16,7 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/truth"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -64,6 +65,7 @@ func TestSyscallTierIsFit(t *testing.T) {
 }
 
 func TestChooseTakesTheStrongestThatIsFit(t *testing.T) {
+	machine.NeedKVM(t)
 	tried, err := Choose(t.Context(), Tiers())
 	if err != nil {
 		t.Fatal(err)
@@ -156,6 +158,9 @@ func TestFaultsAreNoticed(t *testing.T) {
 	}
 	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint} {
 		t.Run(tier.String(), func(t *testing.T) {
+			if tier != tracer.TierSyscall {
+				machine.NeedKVM(t)
+			}
 			o := Options{Tier: tier, tamper: func(name string, rs []mm.Record) []mm.Record { return faults[name].fault(rs) }}
 			for name := range faults {
 				o.Only = append(o.Only, name)
@@ -201,6 +206,12 @@ func TestGuards(t *testing.T) {
 		{"death-counts", "syscall", "exec", Missed, RangeNone},
 	} {
 		t.Run(c.guard+"/"+c.tier, func(t *testing.T) {
+			if c.tier != "syscall" {
+				machine.NeedKVM(t)
+			}
+			if c.guard == "compat-abi" {
+				machine.NeedCompat(t)
+			}
 			cmd := exec.Command(bin, roleTest, c.tier, c.operation)
 			cmd.Env = append(os.Environ(), "UMMU_GUARD_OFF="+c.guard)
 			cmd.Stderr = os.Stderr

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/debug"
 	"sync"
 	"unsafe"
 
@@ -136,7 +137,15 @@ func tryUserfaultMove([]byte) (bool, error) {
 	return api[1]&uffdFeatureMove != 0, nil
 }
 
-func tryCompatABI([]byte) (bool, error) {
+// int $0x80 is a fault where the kernel has no 32-bit system calls, or where
+// the hypervisor runs 64-bit code only.
+func tryCompatABI([]byte) (there bool, err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer func() {
+		if recover() != nil {
+			there = false
+		}
+	}()
 	const getpid = 20
 	return ops.I386(getpid, [6]uintptr{}) == int64(os.Getpid()), nil
 }
