@@ -25,7 +25,6 @@ import (
 	"github.com/ummu/ummu/tracer"
 )
 
-
 var straced = regexp.MustCompile(`(munmap|mprotect|mmap)\((0x[0-9a-f]+), ([0-9]+).*\) += 0`)
 
 // What strace sees of the changes of a program, the notifier tier sees too:
