@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,6 +25,7 @@ import (
 
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/extras"
 )
 
 // These tests run the real program against real ones. They need root and BPF.
@@ -45,15 +47,11 @@ func testMain(m *testing.M) int {
 		defer os.RemoveAll(dir)
 		err = os.Chmod(dir, 0o755)
 	}
-	binary = filepath.Join(dir, "ummufeed")
 	if err == nil {
-		var out []byte
-		if out, err = exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-			err = fmt.Errorf("%w: %s", err, out)
-		}
+		binary, err = extras.Build(context.Background(), dir, "ummufeed")
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "build ummufeed:", err)
+		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
 	return m.Run()

@@ -5,8 +5,6 @@ package oracle
 import (
 	"errors"
 	"math/rand/v2"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
 
+	"github.com/ummu/ummu/test/extras"
 	"github.com/ummu/ummu/test/machine"
 )
 
@@ -76,10 +75,9 @@ func TestNothingUncovered(t *testing.T) {
 // Every guard that the steps can notice is noticed, in a binary that can do
 // without it, by a program that is small in the end.
 func TestFindsWhatIsMissing(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "soak")
-	build := exec.Command("go", "build", "-tags", "ummu_guards", "-o", bin, "github.com/ummu/ummu/test/soak")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	bin, err := extras.Build(t.Context(), t.TempDir(), "soak-guards")
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, guard := range []string{"replace-seen", "round-outward", "destination", "uring-madvise", "vector-limit", "file-refused"} {
 		t.Run(guard, func(t *testing.T) {

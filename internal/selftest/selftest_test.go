@@ -16,6 +16,7 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/truth"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/extras"
 	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
@@ -186,9 +187,9 @@ func TestFaultsAreNoticed(t *testing.T) {
 // A kernel side with one step left out is unfit, and the operation that needs
 // the step says so.
 func TestGuards(t *testing.T) {
-	bin := filepath.Join(t.TempDir(), "selftest.test")
-	if out, err := exec.Command("go", "test", "-c", "-tags", "ummu_guards", "-o", bin, ".").CombinedOutput(); err != nil {
-		t.Fatalf("build test with guards: %v\n%s", err, out)
+	bin, err := extras.Build(t.Context(), t.TempDir(), "selftest-guards")
+	if err != nil {
+		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		guard, tier, operation string

@@ -1,3 +1,5 @@
+//go:build ignore
+
 // SPDX-License-Identifier: Apache-2.0
 //
 // A program into which a notifier is injected, and which looks for traces of
