@@ -30,6 +30,40 @@ var (
 	ErrCorrupt = errors.New("record is corrupt")
 )
 
+// Limit names a limit of a [Tracer].
+type Limit uint8
+
+const (
+	// LimitWatches: streams and feeds of one tracer.
+	LimitWatches Limit = iota + 1
+	// LimitPerSpace: streams and feeds of one address space.
+	LimitPerSpace
+	// LimitSpaces: address spaces watched at once ([Options].MaxSpaces).
+	LimitSpaces
+)
+
+// String says what there are too many of.
+func (l Limit) String() string {
+	switch l {
+	case LimitWatches:
+		return "every place of the tracer is taken"
+	case LimitPerSpace:
+		return "the address space has the most it can have"
+	case LimitSpaces:
+		return "Options.MaxSpaces address spaces are watched"
+	}
+	return fmt.Sprintf("limit(%d)", uint8(l))
+}
+
+// LimitError says which limit is reached. It answers [ErrTooMany] through
+// errors.Is. Nothing was opened; what is open is not affected.
+type LimitError struct{ Limit Limit }
+
+func (e *LimitError) Error() string { return ErrTooMany.Error() + ": " + e.Limit.String() }
+
+// Is answers ErrTooMany.
+func (e *LimitError) Is(target error) bool { return target == ErrTooMany }
+
 // HookError says why a hook could not be loaded or attached and what to try.
 // It answers [ErrPermission] or [ErrNotSupported] through errors.Is.
 type HookError struct {

@@ -6,8 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/guard"
@@ -22,6 +26,9 @@ type FeedOptions struct {
 	// NoWakeup: nobody will wait for the ring's descriptor, so the kernel
 	// side need not wake it up, which is the dearest part of a record.
 	NoWakeup bool
+	// NoRing leaves the ring out: each change of what is interesting counts
+	// as a loss, so the client drops everything. Coarse, and right.
+	NoRing bool
 }
 
 const defaultFeedRingBytes = 256 << 10
@@ -71,7 +78,11 @@ func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 	if t.closed {
 		return nil, os.ErrClosed
 	}
-	sl, err := t.openSlot(conf, o.RingBytes)
+	ringBytes := o.RingBytes
+	if o.NoRing {
+		ringBytes = 0
+	}
+	sl, err := t.openSlot(conf, ringBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -82,7 +93,7 @@ func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 	if err != nil {
 		return nil, errors.Join(err, t.closeSlot(sl))
 	}
-	f := &Feed{t: t, slot: sl, space: space, ringBytes: o.RingBytes}
+	f := &Feed{t: t, slot: sl, space: space, ringBytes: ringBytes}
 	t.feeds[f] = struct{}{}
 	return f, nil
 }
@@ -159,10 +170,71 @@ func (f *Feed) EpochFD() int { return f.t.objs.Epoch.FD() }
 func (f *Feed) InterestFD() int { return f.slot.interest.FD() }
 
 // RingFD maps to the BPF ring buffer and polls readable when it has records.
-func (f *Feed) RingFD() int { return f.slot.ring.FD() }
+// It is -1 for a feed without a ring.
+func (f *Feed) RingFD() int {
+	if f.slot.ring == nil {
+		return -1
+	}
+	return f.slot.ring.FD()
+}
 
-// RingBytes is the size of the ring's data area in bytes.
+// RingBytes is the size of the ring's data area in bytes, 0 without a ring.
 func (f *Feed) RingBytes() int { return f.ringBytes }
+
+// FeedStats are the totals of one feed, as the kernel side counts them on the
+// status page.
+type FeedStats struct {
+	Records   uint64 // written to the ring
+	Lost      uint64 // not written: the ring was full, or there is none
+	Filtered  uint64 // changes outside the interest
+	Unpaired  uint64 // ends of changes whose begin was not seen: each a loss
+	Deaths    uint64 // not 0: the watch is dead
+	Untracked uint64 // likewise
+}
+
+// Stats returns the totals so far. It copies the status page, by one system
+// call.
+func (f *Feed) Stats() (FeedStats, error) {
+	var st layout.Status
+	if err := f.slot.status.Lookup(uint32(0), &st); err != nil {
+		return FeedStats{}, fmt.Errorf("read status page: %w", err)
+	}
+	return FeedStats{st.Records, st.Lost, st.Filtered, st.Unpaired, st.Deaths, st.Untracked}, nil
+}
+
+// Alive reports whether the watch has not ended: its address space lives, the
+// feed is open, and nothing happened that could not be tracked.
+func (f *Feed) Alive() bool {
+	st, err := f.Stats()
+	return err == nil && st.Deaths|st.Untracked == 0
+}
+
+// Bytes is the kernel memory of the watch, without the hooks that all share:
+// what the kernel charges for its maps (memlock in /proc/self/fdinfo).
+func (f *Feed) Bytes() (int, error) {
+	sum := 0
+	for _, m := range []*ebpf.Map{f.slot.status, f.slot.interest, f.slot.ring} {
+		if m == nil {
+			continue
+		}
+		info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", m.FD()))
+		if err != nil {
+			return 0, fmt.Errorf("size of map: %w", err)
+		}
+		n, ok := 0, false
+		for line := range strings.Lines(string(info)) {
+			if rest, found := strings.CutPrefix(line, "memlock:"); found {
+				n, err = strconv.Atoi(strings.TrimSpace(rest))
+				ok = err == nil
+			}
+		}
+		if !ok {
+			return 0, errors.New("size of map: the kernel does not say")
+		}
+		sum += n
+	}
+	return sum, nil
+}
 
 // Close marks the watch dead, so that nothing is valid any more, then frees
 // it. It is idempotent.

@@ -144,7 +144,7 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 		}
 	}
 	if index < 0 {
-		return nil, fmt.Errorf("%w: all %d places are taken", ErrTooMany, len(t.slots))
+		return nil, &LimitError{LimitWatches}
 	}
 	sl := &slot{index: index}
 	t.slots[index] = true
@@ -166,8 +166,10 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 	if sl.status, err = ebpf.NewMap(statusSpec); err != nil {
 		return nil, fmt.Errorf("create status page: %w", err)
 	}
-	if sl.ring, err = ebpf.NewMap(ringSpec); err != nil {
-		return nil, fmt.Errorf("create ring of %d bytes: %w", ringBytes, err)
+	if ringBytes != 0 {
+		if sl.ring, err = ebpf.NewMap(ringSpec); err != nil {
+			return nil, fmt.Errorf("create ring of %d bytes: %w", ringBytes, err)
+		}
 	}
 	// from now on only the kernel side can write it
 	if !guard.Off(guard.PagesFrozen) {
@@ -298,9 +300,9 @@ func (t *Tracer) bind(sl *slot, target Target, follow bool) (space uint64, err e
 func tooMany(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOSPC):
-		return fmt.Errorf("%w: the address space has the most it can have", ErrTooMany)
+		return &LimitError{LimitPerSpace}
 	case errors.Is(err, unix.ENOMEM):
-		return fmt.Errorf("%w: Options.MaxSpaces address spaces are watched", ErrTooMany)
+		return &LimitError{LimitSpaces}
 	}
 	return err
 }
