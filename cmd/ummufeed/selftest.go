@@ -33,7 +33,7 @@ func (f *tierFlag) Set(s string) error {
 	return nil
 }
 
-var tierNames = []string{"auto", "notifier", "mm", "syscall"}
+var tierNames = []string{"auto", "notifier", "notifier/probe", "notifier/tracepoint", "mm", "syscall"}
 
 // tiers are the tiers that the name stands for, strongest first.
 func (f tierFlag) tiers() ([]tracer.Tier, error) {
@@ -42,10 +42,13 @@ func (f tierFlag) tiers() ([]tracer.Tier, error) {
 		return []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint}, nil
 	case "mm":
 		return nil, &exitError{exitUnsupported, fmt.Errorf("tier mm cannot be opened by this version")}
-	case "syscall":
-		return []tracer.Tier{tracer.TierSyscall}, nil
 	}
-	return selftest.Tiers(), nil
+	for _, t := range selftest.Tiers() {
+		if string(f) == t.String() {
+			return []tracer.Tier{t}, nil
+		}
+	}
+	return selftest.Tiers(), nil // auto
 }
 
 // newSelfTestChild is what the processes of a self-test execute.

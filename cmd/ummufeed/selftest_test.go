@@ -51,7 +51,7 @@ func TestSelfTestUsage(t *testing.T) {
 		code       int
 	}{
 		{"check --tier syscall", "--tier is for --self-test", exitUsage},
-		{"check --self-test --tier x", "one of auto, notifier, mm, syscall", exitUsage},
+		{"check --self-test --tier x", "one of auto, notifier, notifier/probe, notifier/tracepoint, mm, syscall", exitUsage},
 		{"check --self-test --tier mm", "cannot be opened", exitUnsupported},
 		{selftest.Argument + " nonsense", "self-test: ", exitFailure},
 	} {

@@ -18,7 +18,8 @@ import (
 
 const tierHelp = `Tiers: syscall sees calls at their entry and exit; notifier sees what the kernel
 does to page tables, by any path, before it does it, with exact ranges and without
-results, but only in address spaces that have an MMU notifier. auto is syscall.`
+results, but only in address spaces that have an MMU notifier: by probes where they
+exist (notifier/probe), else by KVM's tracepoint (notifier/tracepoint). auto is syscall.`
 
 // registerTier adds --tier to a command that shows streams.
 func registerTier(cmd *cobra.Command, f *tierFlag) {
@@ -29,22 +30,20 @@ func registerTier(cmd *cobra.Command, f *tierFlag) {
 
 // open loads the kernel side for a stream. A tier that is asked for is had, or
 // it is an error.
-func (f tierFlag) open() (*tracer.Tracer, error) {
-	switch f {
-	case "notifier":
-		t, err := tracer.Open(tracer.Options{Tier: tracer.TierNotifierProbe})
-		if err == nil {
-			return t, nil
-		}
-		return tracer.Open(tracer.Options{Tier: tracer.TierNotifierTracepoint})
-	case "mm":
-		_, err := f.tiers()
-		return nil, err
+func (f tierFlag) open() (t *tracer.Tracer, err error) {
+	if f == "auto" {
+		return tracer.Open(tracer.Options{})
 	}
-	return tracer.Open(tracer.Options{})
+	tiers, err := f.tiers()
+	for _, tier := range tiers {
+		if t, err = tracer.Open(tracer.Options{Tier: tier}); err == nil {
+			break
+		}
+	}
+	return t, err
 }
 
-func (f tierFlag) notifier() bool { return f == "notifier" }
+func (f tierFlag) notifier() bool { return strings.HasPrefix(string(f), "notifier") }
 
 // beginsOnly reports whether streams of a tier have records before a change
 // and none after it, and neither arguments nor results of calls.

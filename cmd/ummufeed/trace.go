@@ -87,7 +87,7 @@ func (t *targets) validate() error {
 	case t.tier.notifier() && !t.inject:
 		return usagef("--tier notifier sees nothing of processes without a notifier; with -p, --inject makes one")
 	}
-	if t.inject {
+	if t.inject && t.tier == "auto" {
 		t.tier = "notifier"
 	}
 	return nil

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/ummu/ummu/internal/selftest"
+	"github.com/ummu/ummu/tracer"
+)
+
+// A tier that is asked for by its name is the only one tried.
+func TestTierNames(t *testing.T) {
+	probe, tracepoint := tracer.TierNotifierProbe, tracer.TierNotifierTracepoint
+	want := map[string][]tracer.Tier{
+		"auto":                selftest.Tiers(),
+		"notifier":            {probe, tracepoint},
+		"notifier/probe":      {probe},
+		"notifier/tracepoint": {tracepoint},
+		"mm":                  nil,
+		"syscall":             {tracer.TierSyscall},
+	}
+	for _, name := range tierNames {
+		var f tierFlag
+		if err := f.Set(name); err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.tiers()
+		if d := cmp.Diff(want[name], got); d != "" {
+			t.Errorf("%s:\n%s", name, d)
+		}
+		var exit *exitError
+		if unsupported := errors.As(err, &exit) && exit.code == exitUnsupported; unsupported != (name == "mm") {
+			t.Errorf("%s: error %v", name, err)
+		}
+	}
+}
