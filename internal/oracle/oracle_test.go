@@ -33,7 +33,11 @@ func program(i uint64) Program {
 
 // A short soak of each tier: nothing is uncovered.
 func TestNothingUncovered(t *testing.T) {
-	for _, tier := range []string{"syscall", "notifier"} {
+	tiers := []string{"syscall", "notifier/tracepoint"}
+	if machine.Full() {
+		tiers = append(tiers, "notifier/probe")
+	}
+	for _, tier := range tiers {
 		t.Run(tier, func(t *testing.T) {
 			if tier != "syscall" {
 				machine.NeedKVM(t)
@@ -205,7 +209,10 @@ func FuzzSequence(f *testing.F) {
 		p := program(i)
 		f.Add(p[:20].Encode())
 	}
-	targets := []*Target{{Tier: "syscall"}, {Tier: "notifier"}}
+	targets := []*Target{{Tier: "syscall"}}
+	if machine.HasKVM() || machine.Full() {
+		targets = append(targets, &Target{Tier: "notifier/tracepoint"})
+	}
 	f.Cleanup(func() {
 		for _, t := range targets {
 			t.Close()
@@ -248,15 +255,18 @@ func TestFoundBefore(t *testing.T) {
 			t0 direct touch    hugetlb 0  +1 to  0 arg   1
 			t0 direct register hugetlb 0  +1 to  0 arg   0
 			t0 direct mremap   small   14 +1 to 34 arg  81 # grow`, true},
-		{"the place that mremap moves to", "notifier", `
+		{"the place that mremap moves to", "notifier/tracepoint", `
 			t2 direct register small   60 +1  to 18 arg 248
 			t0 direct mremap   small    4 +23 to 50 arg 103 # move onto`, false},
-		{"the same page at two addresses, no change at all", "notifier", `
+		{"the same page at two addresses, no change at all", "notifier/tracepoint", `
 			t0 direct shmat    small    2 +1  to 49 arg 122
 			t0 direct shmat    small    0 +1  to 59 arg 124
 			t0 direct register small    2 +11 to  7 arg 212`, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			if c.tier != "syscall" {
+				machine.NeedKVM(t)
+			}
 			p, err := ParseProgram(c.program)
 			if err != nil {
 				t.Fatal(err)
