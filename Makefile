@@ -18,7 +18,7 @@ help:
 	@echo 'make guards        each step of the protocol left out in turn: its test must fail'
 	@echo 'make test-vm       the tests on Debian kernels 6.1 and 6.12, in QEMU; at most 20 minutes'
 	@echo 'make test-kernels  the same on 5.10, 6.18 and 7.3 as well'
-	@echo 'make soak          random changes against the oracle: OPS= TIER=syscall|notifier SEED='
+	@echo 'make soak          random changes against the oracle: OPS= TIER= SEED='
 
 .PHONY: build
 build:
@@ -95,7 +95,7 @@ test-kernels:
 	$(GO) run ./test/vm -kernels all $(VM_FLAGS)
 
 # Random changes of an address space, looking for one that the tier does not
-# cover: OPS=, TIER=syscall or notifier, SEED=.
+# cover: OPS=, TIER=syscall, notifier/probe or notifier/tracepoint, SEED=.
 .PHONY: soak
 soak:
 	@scripts/setup demo

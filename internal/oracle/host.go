@@ -23,7 +23,8 @@ const runLimit = 60 * time.Second
 // Target is a process that runs programs, made anew when it dies. It is for
 // one goroutine.
 type Target struct {
-	// Tier is "syscall" or "notifier".
+	// Tier is the name of the tier: "syscall", "notifier/probe" or
+	// "notifier/tracepoint".
 	Tier string
 	// Command is the program to run; empty: this one, which must call [Main].
 	Command string

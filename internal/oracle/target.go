@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"strings"
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
@@ -118,13 +119,15 @@ type job struct {
 }
 
 func tierOf(name string) (tracer.Tier, error) {
-	switch name {
-	case "syscall":
-		return tracer.TierSyscall, nil
-	case "notifier":
-		return tracer.TierNotifierTracepoint, nil
+	tiers := []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierProbe, tracer.TierNotifierTracepoint}
+	var known []string
+	for _, t := range tiers {
+		if t.String() == name {
+			return t, nil
+		}
+		known = append(known, t.String())
 	}
-	return 0, fmt.Errorf("unknown tier %q (known: syscall, notifier)", name)
+	return 0, fmt.Errorf("unknown tier %q (known: %s)", name, strings.Join(known, ", "))
 }
 
 func newTarget(tier string) (_ *target, err error) {

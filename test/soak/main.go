@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command soak makes random changes of an address space and looks for one
-// that a tier does not cover (internal/oracle). It prints each finding as the
+// that a tier does not cover (internal/oracle). It tells each finding as the
 // smallest program that repeats it, and writes the totals as JSON.
 //
 // Exit code 1: something was uncovered.
@@ -60,10 +60,10 @@ type finding struct {
 func main() {
 	oracle.Main()
 	ops := flag.Int("ops", 100_000, "operations")
-	tier := flag.String("tier", "syscall", "syscall or notifier")
+	tier := flag.String("tier", "syscall", "syscall, notifier/probe or notifier/tracepoint")
 	seed := flag.Uint64("seed", 0, "seed; 0: from the clock")
 	length := flag.Int("length", 150, "steps a program")
-	out := flag.String("out", "out/soak.json", "report `file`")
+	out := flag.String("out", "out/soak.json", "report `file`; - is the standard output")
 	most := flag.Int("findings", 10, "stop after this many findings")
 	replay := flag.String("replay", "", "run the program in this `file` 100 times instead")
 	flag.Parse()
@@ -181,7 +181,7 @@ func soak(ops int, tier string, seed uint64, length, most int, out string) (foun
 				f.Program, f.What = small.String(), last.String()
 			}
 			rep.Findings = append(rep.Findings, f)
-			fmt.Printf("seed %d: %s\n%s\n", own, f.What, f.Program)
+			fmt.Fprintf(os.Stderr, "seed %d: %s\n%s\n", own, f.What, f.Program)
 		}
 		if i%hugetlbEvery == hugetlbEvery/2+hugetlbBatch {
 			giveBack()
@@ -201,13 +201,15 @@ func soak(ops int, tier string, seed uint64, length, most int, out string) (foun
 	if err != nil {
 		return found, err
 	}
-	if err := os.MkdirAll(filepath.Dir(out), 0o777); err != nil {
+	if out == "-" {
+		_, err = os.Stdout.Write(append(text, '\n'))
+	} else if err = os.MkdirAll(filepath.Dir(out), 0o777); err == nil {
+		err = os.WriteFile(out, append(text, '\n'), 0o666)
+	}
+	if err != nil {
 		return found, err
 	}
-	if err := os.WriteFile(out, append(text, '\n'), 0o666); err != nil {
-		return found, err
-	}
-	fmt.Printf("tier %s: %d operations in %.0f s (%.0f/s), %d registrations, %d uncovered, %d false invalidations; seed %d, %s\n",
+	fmt.Fprintf(os.Stderr, "soak: tier %s: %d operations in %.0f s (%.0f/s), %d registrations, %d uncovered, %d false invalidations; seed %d, %s\n",
 		tier, rep.Ops, rep.Duration, rep.OpsPerSecond, rep.Registrations, rep.Uncovered, rep.FalseInvalidations, seed, out)
 	return found, nil
 }
