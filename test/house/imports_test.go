@@ -29,24 +29,25 @@ var groups = map[string][]string{
 	"bpf":        {},
 	"bpf/layout": {},
 	"tracer":     {"bpf", "bpf/layout", "mm", "internal/guard"},
-	"feed":       {"bpf/layout", "mm", "internal/guard"},
+	"feed":       {"bpf/layout", "mm", "internal/guard", "internal/wire"},
 	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm", "internal/guard", "internal/inject"},
 	"regcache":   {"feed", "mm", "internal/guard"},
 
 	"internal/inject":    {},                     // ptrace only
 	"internal/guard":     {},                     // constants
+	"internal/wire":      {},                     // bytes
 	"internal/truth/ops": {},                     // makes the calls it is told to make
 	"test/ops":           {"internal/truth/ops"}, // programs as text, and where they lie
 
-	"internal": {"internal/guard", "internal/truth/ops", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
-	"cmd":      {"internal", "internal/inject", "internal/truth/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"internal": {"internal/guard", "internal/wire", "internal/truth/ops", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"cmd":      {"internal", "internal/wire", "internal/inject", "internal/truth/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 	"examples": {"regcache", "feed/local", "feed", "tracer", "mm"},
-	"test":     {"internal", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"test":     {"internal", "internal/wire", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 }
 
 // withoutLoader are the groups a program must be able to use without having
 // a BPF loader linked in.
-var withoutLoader = []string{"mm", "bpf/layout", "feed", "regcache"}
+var withoutLoader = []string{"mm", "bpf/layout", "feed", "regcache", "internal/wire"}
 
 type goPackage struct {
 	ImportPath string
