@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/tracer"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m)
+}
+
+// start starts a server in a directory of its own.
+func start(t testing.TB, c Config) *Server {
+	t.Helper()
+	if c.Socket == "" && c.Listener == nil {
+		c.Socket = filepath.Join(socketDir(t), "feed.sock")
+	}
+	if c.Tier == tracer.TierNone {
+		c.Tier = tracer.TierSyscall
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	}
+	s, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- s.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	return s
+}
+
+// socketDir is a directory that every user may search.
+func socketDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "ummu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func dial(t testing.TB, s *Server) *feed.Watch {
+	t.Helper()
+	w, err := feed.Dial(t.Context(), feed.Options{Socket: s.Addr()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return w
+}
+
+var page = int(mm.PageSize())

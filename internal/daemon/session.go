@@ -1,0 +1,427 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package daemon
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/wire"
+	"github.com/ummu/ummu/tracer"
+)
+
+// session is one connection, from its first message to its end.
+type session struct {
+	s       *Server
+	c       *net.UnixConn
+	id      *identity
+	version uint16
+}
+
+// serve owns c.
+func (s *Server) serve(c *net.UnixConn) {
+	defer c.Close()
+	pid, uid, err := peerOf(c)
+	if err != nil {
+		s.log.Warn("cannot identify a client", "error", err)
+		return
+	}
+	ss := &session{s: s, c: c, version: s.cfg.versions.Max}
+	if err := s.clients.connected(c, uid); err != nil {
+		ss.end(pid, uid, err)
+		return
+	}
+	defer s.clients.disconnected(c, uid)
+	ss.end(pid, uid, ss.run(pid, uid))
+}
+
+// end tells the client why, if there is something to tell.
+func (ss *session) end(pid int, uid uint32, err error) {
+	var r *refusal
+	switch {
+	case err == nil, errors.Is(err, io.EOF):
+		return
+	case errors.As(err, &r):
+		ss.s.log.Warn("client refused", "pid", pid, "uid", uid, "reason", r.text)
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		ss.s.log.Warn("client took too long", "pid", pid, "uid", uid)
+		r = &refusal{wire.CodeProtocol, "the handshake took too long"}
+	case errors.Is(err, wire.ErrMalformed), errors.Is(err, wire.ErrVersion):
+		ss.s.log.Warn("client does not speak the protocol", "pid", pid, "uid", uid, "error", err)
+		r = &refusal{wire.CodeProtocol, err.Error()}
+	default:
+		ss.s.log.Error("client failed", "pid", pid, "uid", uid, "error", err)
+		r = &refusal{wire.CodeInternal, "it failed; its log says why"}
+	}
+	ss.send(&wire.Refused{Code: r.code, Text: r.text})
+}
+
+// send waits for a client that does not read, as long as for one that does
+// not write.
+func (ss *session) send(m wire.Message, fds ...int) error {
+	ss.c.SetWriteDeadline(time.Now().Add(ss.s.cfg.Patience))
+	var oob []byte
+	if len(fds) > 0 {
+		oob = unix.UnixRights(fds...)
+	}
+	_, _, err := ss.c.WriteMsgUnix(wire.Append(make([]byte, 0, 160), ss.version, m), oob, nil)
+	return gone(err)
+}
+
+// gone makes the end of the connection io.EOF.
+func gone(err error) error {
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		return io.EOF
+	}
+	return err
+}
+
+// receive waits for one message, which has as many descriptors as it should,
+// until the deadline for reading.
+func (ss *session) receive() (wire.Message, wire.Attachments, error) {
+	var buf [wire.MaxBytes]byte
+	oob := make([]byte, wire.ControlBytes(1))
+	n, oobn, flags, _, err := ss.c.ReadMsgUnix(buf[:], oob)
+	if err != nil {
+		return nil, wire.Attachments{}, gone(err)
+	}
+	a, err := wire.Attached(oob[:oobn], flags)
+	if err != nil {
+		return nil, wire.Attachments{}, err
+	}
+	version, m, err := wire.Decode(buf[:n])
+	switch {
+	case err != nil:
+	case len(a.FDs) != wire.Descriptors(m):
+		err = fmt.Errorf("%w: %v with %d descriptors", wire.ErrMalformed, wire.TypeOf(m), len(a.FDs))
+	case version != 0 && version != ss.version:
+		err = fmt.Errorf("%w: %v of version %d, agreed on %d", wire.ErrVersion, wire.TypeOf(m), version, ss.version)
+	}
+	if err != nil {
+		a.Close()
+		return nil, wire.Attachments{}, err
+	}
+	return m, a, nil
+}
+
+// next is receive within the handshake.
+func (ss *session) next() (wire.Message, wire.Attachments, error) {
+	ss.c.SetReadDeadline(time.Now().Add(ss.s.cfg.Patience))
+	// In this order: Close says that it stops, then sets deadlines.
+	if ss.s.stopping() {
+		return nil, wire.Attachments{}, refuse(wire.CodeStopping, "it is being stopped")
+	}
+	m, a, err := ss.receive()
+	if err != nil && ss.s.stopping() {
+		err = refuse(wire.CodeStopping, "it is being stopped")
+	}
+	return m, a, err
+}
+
+func (s *Server) stopping() bool {
+	s.clients.mu.Lock()
+	defer s.clients.mu.Unlock()
+	return s.clients.stopping
+}
+
+func unexpected(m wire.Message, a *wire.Attachments, want string) error {
+	a.Close()
+	return refuse(wire.CodeProtocol, "%v instead of %s", wire.TypeOf(m), want)
+}
+
+func (ss *session) run(pid int, uid uint32) error {
+	m, a, err := ss.next()
+	if err != nil {
+		return err
+	}
+	hello, ok := m.(*wire.Hello)
+	if !ok {
+		return unexpected(m, &a, "HELLO")
+	}
+	if ss.version, ok = ss.s.cfg.versions.Choose(hello.Versions); !ok {
+		return refuse(wire.CodeVersion, "it speaks protocol version %v, the client %v", ss.s.cfg.versions, hello.Versions)
+	}
+	if ss.id, err = openIdentity(pid, uid); err != nil {
+		return err
+	}
+	defer ss.id.close()
+	switch hello.Purpose {
+	case wire.PurposeStatus:
+		return ss.status()
+	case wire.PurposeWatch:
+		if _, ok := layouts.Choose(hello.Layouts); !ok {
+			return refuse(wire.CodeVersion, "it has layout version %v of the shared memory, the client knows %v", layouts, hello.Layouts)
+		}
+		if hello.RingBytes == 0 {
+			hello.RingBytes = defaultRingBytes
+		}
+		if n := int(hello.RingBytes); n < os.Getpagesize() || n&(n-1) != 0 || n > ss.s.cfg.MaxRingBytes {
+			return refuse(wire.CodeLimit, "a ring of %d bytes is not a power of two from %d to %d", n, os.Getpagesize(), ss.s.cfg.MaxRingBytes)
+		}
+		return ss.watch(hello)
+	}
+	return refuse(wire.CodeProtocol, "purpose %d is not known", hello.Purpose)
+}
+
+// challenge makes the client say that it is there, now.
+func (ss *session) challenge() (*unix.Ucred, error) {
+	var c wire.Challenge
+	rand.Read(c.Nonce[:])
+	if err := ss.send(&c); err != nil {
+		return nil, err
+	}
+	m, a, err := ss.next()
+	if err != nil {
+		return nil, err
+	}
+	echo, ok := m.(*wire.Echo)
+	if !ok {
+		return nil, unexpected(m, &a, "ECHO")
+	}
+	if echo.Nonce != c.Nonce {
+		return nil, refuse(wire.CodeIdentity, "the challenge was not echoed")
+	}
+	if err := ss.id.sent(a.Cred); err != nil {
+		return nil, err
+	}
+	return a.Cred, ss.id.alive()
+}
+
+// watch tries one tier after the other until the client sees its own changes.
+func (ss *session) watch(hello *wire.Hello) error {
+	why := bytes.NewBufferString("no tier that may be used sees the changes of this process")
+	for _, w := range ss.s.why {
+		fmt.Fprintf(why, "; %s", w)
+	}
+	for _, t := range ss.s.tiers {
+		took, err := ss.try(t, hello, why)
+		if took || err != nil {
+			return err
+		}
+	}
+	return refuse(wire.CodeUnavailable, "%s", why.String())
+}
+
+// try hands out a watch of one tier. took: the client had it, and is gone.
+func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took bool, err error) {
+	machine := -1
+	if t.machine {
+		if hello.Flags&wire.FlagMachine == 0 {
+			fmt.Fprintf(why, "; %v: the client cannot make a virtual machine", t.tier)
+			return false, nil
+		}
+		if machine, err = ss.machine(); err != nil {
+			return false, err
+		}
+		if machine < 0 {
+			fmt.Fprintf(why, "; %v: the client could make no virtual machine", t.tier)
+			return false, nil
+		}
+		defer unix.Close(machine) // when its watch is dead
+	}
+	w, err := ss.open(t, hello)
+	if err != nil {
+		return false, err
+	}
+	// Dead first, then the place is free.
+	defer func() {
+		err = errors.Join(err, ss.close(w))
+	}()
+	w.machine = machine
+	if _, err := ss.challenge(); err != nil {
+		return false, err
+	}
+	welcome := &wire.Welcome{
+		Watch: w.id, Layout: layout.Version, Tier: uint32(w.tier), Gaps: w.status.Gaps, RingBytes: uint32(w.feed.RingBytes()),
+	}
+	if err := ss.send(welcome, w.feed.StatusFD(), w.feed.EpochFD(), w.feed.InterestFD(), w.feed.RingFD()); err != nil {
+		return false, err
+	}
+	m, a, err := ss.next()
+	if err != nil {
+		return false, err
+	}
+	switch m.(type) {
+	case *wire.Ready:
+		return true, ss.lease(w)
+	case *wire.Next:
+		fmt.Fprintf(why, "; %v: a change was not seen", t.tier)
+		return false, nil
+	}
+	return false, unexpected(m, &a, "READY or NEXT")
+}
+
+// machine lets the client make a virtual machine; -1: it cannot.
+func (ss *session) machine() (int, error) {
+	kvm, err := openKVM()
+	if err != nil {
+		return -1, err
+	}
+	err = ss.send(&wire.Offer{}, kvm)
+	unix.Close(kvm)
+	if err != nil {
+		return -1, err
+	}
+	m, a, err := ss.next()
+	if err != nil {
+		return -1, err
+	}
+	switch m.(type) {
+	case *wire.Machine:
+		if err := isMachine(a.FDs[0]); err != nil {
+			a.Close()
+			return -1, refuse(wire.CodeProtocol, "MACHINE: %v", err)
+		}
+		return a.FDs[0], nil
+	case *wire.Next:
+		return -1, nil
+	}
+	return -1, unexpected(m, &a, "MACHINE or NEXT")
+}
+
+// open opens a watch of the client's address space and registers it.
+func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
+	r := &ss.s.clients
+	done := r.opening(ss.id.uid)
+	defer done()
+	id, err := r.reserve(ss.id.pid, ss.id.uid)
+	if err != nil && r.sweep(ss.id.uid) > 0 {
+		// The sessions of the dead give their places back by themselves.
+		for range 100 {
+			time.Sleep(time.Millisecond)
+			if id, err = r.reserve(ss.id.pid, ss.id.uid); err == nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			r.unreserve(ss.id.pid, ss.id.uid)
+		}
+	}()
+	f, err := t.tracer.OpenFeed(tracer.PIDFD(ss.id.pidfd), tracer.FeedOptions{
+		RingBytes: int(hello.RingBytes),
+		NoWakeup:  hello.Flags&wire.FlagNoWakeup != 0,
+	})
+	switch {
+	case errors.Is(err, tracer.ErrNoProcess), errors.Is(err, tracer.ErrNoSpace):
+		return nil, refuse(wire.CodeIdentity, "process %d is gone", ss.id.pid)
+	case errors.Is(err, tracer.ErrTooMany):
+		return nil, refuse(wire.CodeLimit, "%v", err)
+	case errors.Is(err, tracer.ErrInFlight):
+		return nil, refuse(wire.CodeInternal, "%v; try again", err)
+	case errors.Is(err, os.ErrClosed):
+		return nil, refuse(wire.CodeStopping, "it is being stopped")
+	case err != nil:
+		return nil, err
+	}
+	w := &watch{
+		id: id, pid: ss.id.pid, uid: ss.id.uid, comm: ss.id.comm(), opened: monotonic(),
+		tier: t.tier, feed: f, machine: -1, conn: ss.c,
+	}
+	w.memory, err = unix.Mmap(f.StatusFD(), 0, (int(unsafe.Sizeof(layout.Status{}))+os.Getpagesize()-1)&^(os.Getpagesize()-1), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("map status page: %w", err), f.Close())
+	}
+	w.status = (*layout.Status)(unsafe.Pointer(unsafe.SliceData(w.memory)))
+	r.add(w)
+	return w, nil
+}
+
+// close ends a watch, and only then gives its place back.
+func (ss *session) close(w *watch) error {
+	r := &ss.s.clients
+	err := errors.Join(w.feed.Close(), r.remove(w))
+	r.unreserve(w.pid, w.uid)
+	return err
+}
+
+// settleInterval is how often a client is answered by a look at the tasks.
+const settleInterval = time.Millisecond
+
+// lease lasts until the client is gone: it closed the connection, or its
+// process ended while a child kept it.
+func (ss *session) lease(w *watch) error {
+	ss.s.log.Debug("watch is open", "watch", w.id, "pid", w.pid, "uid", w.uid, "tier", w.tier.String())
+	defer ss.s.log.Debug("watch is closed", "watch", w.id, "pid", w.pid)
+	// No deadline, but others set one in the past to end the lease.
+	ss.c.SetReadDeadline(time.Time{})
+	if ss.s.stopping() || w.dead() {
+		return io.EOF
+	}
+	stop, err := ss.id.onExit(func() { ss.c.SetReadDeadline(past) })
+	if err != nil {
+		return err
+	}
+	defer stop()
+	var last time.Time
+	for {
+		m, a, err := ss.receive()
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return io.EOF
+		}
+		if err != nil {
+			return err
+		}
+		ask, ok := m.(*wire.Settle)
+		if !ok {
+			return unexpected(m, &a, "SETTLE")
+		}
+		answer := &wire.Settled{Seq: ask.Seq}
+		if now := time.Now(); now.Sub(last) >= settleInterval {
+			if w.feed.Settled() {
+				answer.Quiet = 1
+			}
+			last = now
+		}
+		if err := ss.send(answer); err != nil {
+			return err
+		}
+	}
+}
+
+// past is a deadline that is over.
+var past = time.Unix(1, 0)
+
+// status answers `ummufeed status`.
+func (ss *session) status() error {
+	sender, err := ss.challenge()
+	if err != nil {
+		return err
+	}
+	entries := ss.s.clients.entries(ss.id.uid, ss.id.seesAll(sender))
+	for i := range entries {
+		if err := ss.send(&entries[i]); err != nil {
+			return err
+		}
+	}
+	end := &wire.End{NowNanos: monotonic(), StartedNanos: ss.s.started, Entries: uint32(len(entries))}
+	seen := make(map[*tracer.Tracer]bool)
+	for _, t := range ss.s.tiers {
+		if seen[t.tracer] {
+			continue
+		}
+		seen[t.tracer] = true
+		misses, err := t.tracer.Misses()
+		if err != nil {
+			return err
+		}
+		for _, m := range misses {
+			end.Misses += m.Skipped
+		}
+	}
+	return ss.send(end)
+}
