@@ -45,13 +45,13 @@ const defaultTimeout = 5 * time.Second
 // Validate reports options out of range.
 func (o Options) Validate() error {
 	if n := o.RingBytes; n != 0 && (n < int(mm.PageSize()) || n&(n-1) != 0 || n > 1<<30) {
-		return fmt.Errorf("RingBytes %d is not a power of two from %d to %d", n, mm.PageSize(), 1<<30)
+		return fmt.Errorf("option RingBytes %d is not a power of two from %d to %d", n, mm.PageSize(), 1<<30)
 	}
 	if o.Timeout < 0 {
-		return fmt.Errorf("Timeout %v is negative", o.Timeout)
+		return fmt.Errorf("option Timeout %v is negative", o.Timeout)
 	}
 	if len(o.Socket) >= maxPath {
-		return fmt.Errorf("Socket of %d bytes: a socket's path has at most %d", len(o.Socket), maxPath-1)
+		return fmt.Errorf("option Socket of %d bytes: a socket's path has at most %d", len(o.Socket), maxPath-1)
 	}
 	return nil
 }

@@ -131,7 +131,7 @@ The programs are neither stopped nor changed.
 	root.SetErr(s.err)
 	root.SetVersionTemplate("{{.Version}}\n")
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
-	root.AddCommand(newCheck(s), newRun(s), newTrace(s), newRecord(s), newReplay(s), newDemo(s), newVersion(s), newSelfTestChild())
+	root.AddCommand(newCheck(s), newRun(s), newTrace(s), newRecord(s), newReplay(s), newDemo(s), newServe(s), newStatus(s), newVersion(s), newSelfTestChild())
 	return root
 }
 

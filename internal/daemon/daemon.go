@@ -37,9 +37,9 @@ type Config struct {
 	// Listener is a listening socket made by somebody else (systemd), instead.
 	Listener *net.UnixListener
 
-	// Tier is the only one to be used; TierNone: the best that a client can
-	// have, of those that may be used.
-	Tier tracer.Tier
+	// Tiers are the only ones to be used; none: the best that a client can
+	// have, of those that are allowed.
+	Tiers []tracer.Tier
 	// AllowKVM permits to give a client a virtual machine of its own.
 	AllowKVM bool
 	// AllowSyscallTier permits the tier that costs every process of the
@@ -92,11 +92,11 @@ func (c *Config) complete() error {
 			*d.n = d.def
 		}
 		if *d.n < d.min || *d.n > d.max {
-			return fmt.Errorf("%s %d is not in %d..%d", d.name, *d.n, d.min, d.max)
+			return fmt.Errorf("option %s %d is not in %d..%d", d.name, *d.n, d.min, d.max)
 		}
 	}
 	if (c.Socket == "") == (c.Listener == nil) {
-		return errors.New("either Socket or Listener must be set")
+		return errors.New("either option Socket or Listener must be set")
 	}
 	if c.Mode == 0 {
 		c.Mode = DefaultMode
@@ -105,7 +105,7 @@ func (c *Config) complete() error {
 		c.Patience = defaultPatience
 	}
 	if c.Patience < 0 {
-		return fmt.Errorf("Patience %v is negative", c.Patience)
+		return fmt.Errorf("option Patience %v is negative", c.Patience)
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -26,8 +26,8 @@ func start(t testing.TB, c Config) *Server {
 	if c.Socket == "" && c.Listener == nil {
 		c.Socket = filepath.Join(socketDir(t), "feed.sock")
 	}
-	if c.Tier == tracer.TierNone {
-		c.Tier = tracer.TierSyscall
+	if c.Tiers == nil {
+		c.Tiers = []tracer.Tier{tracer.TierSyscall}
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.NewTextHandler(t.Output(), nil))

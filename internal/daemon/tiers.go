@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -29,8 +30,9 @@ func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
 	missing := func(tier tracer.Tier, reason string) {
 		why = append(why, fmt.Sprintf("%v: %s", tier, reason))
 	}
+	wanted := func(tier tracer.Tier) bool { return len(c.Tiers) == 0 || slices.Contains(c.Tiers, tier) }
 	load := func(tier tracer.Tier) *tracer.Tracer {
-		if c.Tier != tracer.TierNone && c.Tier != tier {
+		if !wanted(tier) {
 			return nil
 		}
 		t, err := tracer.Open(tracer.Options{Tier: tier})
@@ -48,7 +50,7 @@ func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
 		tiers = append(tiers, candidate{t, tracer.TierMM, false})
 	}
 	switch {
-	case c.Tier != tracer.TierNone && c.Tier != tracer.TierNotifierProbe && c.Tier != tracer.TierNotifierTracepoint:
+	case !wanted(tracer.TierNotifierProbe) && !wanted(tracer.TierNotifierTracepoint):
 	case !c.AllowKVM:
 		missing(tracer.TierNotifierTracepoint, "KVM is not allowed (--allow-kvm)")
 	default:
@@ -62,8 +64,8 @@ func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
 		}
 	}
 	switch {
-	case c.Tier != tracer.TierNone && c.Tier != tracer.TierSyscall:
-	case c.Tier == tracer.TierNone && !c.AllowSyscallTier:
+	case !wanted(tracer.TierSyscall):
+	case len(c.Tiers) == 0 && !c.AllowSyscallTier:
 		missing(tracer.TierSyscall, "not allowed (--allow-syscall-tier)")
 	default:
 		if t := load(tracer.TierSyscall); t != nil {
@@ -74,10 +76,19 @@ func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
 		if len(errs) == 0 {
 			errs = append(errs, tracer.ErrNotSupported)
 		}
-		return nil, why, fmt.Errorf("no tier can be used: %s: %w", strings.Join(why, "; "), errors.Join(errs...))
+		return nil, why, &noTier{"no tier can be used: " + strings.Join(why, "; "), errors.Join(errs...)}
 	}
 	return tiers, why, nil
 }
+
+// noTier says in its text what its causes say.
+type noTier struct {
+	text string
+	err  error
+}
+
+func (e *noTier) Error() string { return e.text }
+func (e *noTier) Unwrap() error { return e.err }
 
 // closeTiers closes each tracer once.
 func closeTiers(tiers []candidate) error {

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/internal/daemon"
+	"github.com/ummu/ummu/internal/wire"
+	"github.com/ummu/ummu/tracer"
+)
+
+// statusReport is what status prints as JSON.
+type statusReport struct {
+	Socket  string        `json:"socket"`
+	UpSec   float64       `json:"up_s"`
+	Misses  uint64        `json:"skipped_programs"`
+	Watches []watchReport `json:"watches"`
+}
+
+// watchReport is one watch. Losses are events that the client could not be
+// told one by one; each made everything it had cached invalid.
+type watchReport struct {
+	Watch     uint64  `json:"watch"`
+	PID       uint32  `json:"pid"`
+	UID       uint32  `json:"uid"`
+	Comm      string  `json:"comm"`
+	Tier      string  `json:"tier"`
+	State     string  `json:"state"` // live, dead
+	AgeSec    float64 `json:"age_s"`
+	Bytes     uint32  `json:"bytes"` // of kernel memory
+	RingBytes uint32  `json:"ring_bytes"`
+	Records   uint64  `json:"records"`
+	Filtered  uint64  `json:"filtered"` // changes of nothing that is registered
+	Lost      uint64  `json:"lost"`
+	Unpaired  uint64  `json:"unpaired"`
+	Rate      float64 `json:"records_per_s"`
+}
+
+func newStatus(s streams) *cobra.Command {
+	format := formatFlag{allowed: []string{"table", "json"}, value: "table"}
+	socket := ""
+	var interval time.Duration
+	cmd := &cobra.Command{
+		Use:   "status",
+		Short: "Show the watches of a running daemon",
+		Long: `status asks ummufeed serve for its watches: whose, in which tier, how much memory
+they take, how many records they got and how many were lost. A user sees the
+watches of its own processes; CAP_SYS_PTRACE shows all.
+
+Rates are means since the watch was opened, or with --interval over that time.`,
+		Args: args(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx := cmd.Context()
+			if ctx == nil {
+				ctx = context.Background()
+			}
+			if interval < 0 {
+				return usagef("--interval %v is negative", interval)
+			}
+			socket = cmp.Or(socket, os.Getenv(feed.EnvSocket), feed.DefaultSocket)
+			var before *daemon.Report
+			now, err := daemon.Status(ctx, socket)
+			if err == nil && interval > 0 {
+				before = now
+				time.Sleep(interval)
+				now, err = daemon.Status(ctx, socket)
+			}
+			if err != nil {
+				return statusError(err)
+			}
+			r := reportOf(socket, before, now)
+			if format.value == "json" {
+				e := json.NewEncoder(s.out)
+				e.SetIndent("", "  ")
+				return e.Encode(r)
+			}
+			return r.table(s.out)
+		},
+	}
+	format.register(cmd)
+	cmd.Flags().StringVar(&socket, "socket", "", "`path` of the daemon's socket (default $UMMU_SOCKET, or "+feed.DefaultSocket+")")
+	cmd.Flags().DurationVar(&interval, "interval", 0, "look twice and show the rates in between")
+	return cmd
+}
+
+func statusError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w; try: ummufeed serve, or set %s", err, feed.EnvSocket)
+	case errors.Is(err, fs.ErrPermission):
+		return &exitError{exitPrivileges, fmt.Errorf("%w; the socket's group may connect", err)}
+	}
+	return err
+}
+
+// reportOf makes a report of one look, or of two.
+func reportOf(socket string, before, now *daemon.Report) *statusReport {
+	old := make(map[uint64]wire.Entry)
+	if before != nil {
+		for _, e := range before.Entries {
+			old[e.Watch] = e
+		}
+	}
+	seconds := func(from, to uint64) float64 { return time.Duration(to - min(from, to)).Seconds() }
+	r := &statusReport{
+		Socket: socket, UpSec: seconds(now.End.StartedNanos, now.End.NowNanos), Misses: now.End.Misses, Watches: []watchReport{},
+	}
+	for _, e := range now.Entries {
+		w := watchReport{
+			Watch: e.Watch, PID: e.PID, UID: e.UID, Comm: taskName(e.Comm), Tier: tracer.Tier(e.Tier).String(), State: "live",
+			AgeSec: seconds(e.OpenedNanos, now.End.NowNanos), Bytes: e.MemoryBytes, RingBytes: e.RingBytes,
+			Records: e.Records, Filtered: e.Filtered, Lost: e.Lost, Unpaired: e.Unpaired,
+		}
+		if e.Deaths|e.Untracked != 0 {
+			w.State = "dead"
+		}
+		records, over := e.Records, w.AgeSec
+		if o, ok := old[e.Watch]; ok {
+			records, over = e.Records-o.Records, seconds(before.End.NowNanos, now.End.NowNanos)
+		}
+		if over > 0 {
+			w.Rate = float64(records) / over
+		}
+		r.Watches = append(r.Watches, w)
+	}
+	return r
+}
+
+func taskName(comm [16]byte) string {
+	name, _, _ := strings.Cut(string(comm[:]), "\x00")
+	return name
+}
+
+func (r *statusReport) table(w io.Writer) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, up %v, %d watches, %d skipped programs\n", r.Socket,
+		(time.Duration(r.UpSec) * time.Second), len(r.Watches), r.Misses)
+	if len(r.Watches) > 0 {
+		t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', tabwriter.AlignRight)
+		fmt.Fprintln(t, "WATCH\tPID\tUID\tTIER\tSTATE\tAGE\tKIB\tRECORDS\tPER SECOND\tFILTERED\tLOST\tUNPAIRED\t  COMMAND")
+		for _, w := range r.Watches {
+			fmt.Fprintf(t, "%d\t%d\t%d\t%s\t%s\t%v\t%d\t%d\t%.1f\t%d\t%d\t%d\t  %s\n", w.Watch, w.PID, w.UID, w.Tier, w.State,
+				(time.Duration(w.AgeSec) * time.Second), w.Bytes>>10, w.Records, w.Rate, w.Filtered, w.Lost, w.Unpaired, printable(w.Comm))
+		}
+		t.Flush()
+	}
+	return write(w, []byte(b.String()))
+}
