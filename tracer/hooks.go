@@ -114,12 +114,12 @@ func hooksOf(t Tier) []hook {
 
 // adapted are the attachments of a tier on this kernel: where the notifier
 // probes exist and mmap:exit_mmap does not, exit_mmap is probed too.
-func adapted(t Tier) ([]hook, error) {
+func adapted(t Tier, types kernelTypes) ([]hook, error) {
 	hooks := hooksOf(t)
 	if t != TierNotifierProbe {
 		return hooks, nil
 	}
-	kernel, err := btf.LoadKernelSpec()
+	kernel, err := types()
 	if err != nil {
 		return nil, fmt.Errorf("read the kernel's types: %w", err)
 	}
@@ -147,7 +147,11 @@ func HookName(h mm.Hook) string {
 	return fmt.Sprintf("hook(%d)", h)
 }
 
-func (h *hook) attach(prog *ebpf.Program) (link.Link, error) {
+// kernelTypes returns what is known of the kernel's types. Reading them takes
+// longer than loading a program, and every attachment asks.
+type kernelTypes func() (*btf.Spec, error)
+
+func (h *hook) attach(prog *ebpf.Program, types kernelTypes) (link.Link, error) {
 	if h.kprobe != "" {
 		return link.Kprobe(h.kprobe, prog, nil)
 	}
@@ -160,7 +164,7 @@ func (h *hook) attach(prog *ebpf.Program) (link.Link, error) {
 		if h.group != "" {
 			l, last = link.Tracepoint(h.group, p, prog, nil)
 		} else {
-			kernel, err := btf.LoadKernelSpec()
+			kernel, err := types()
 			if err != nil {
 				return nil, err
 			}

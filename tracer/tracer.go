@@ -25,6 +25,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
@@ -148,7 +149,8 @@ func open(o Options) (*Tracer, error) {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	hooks, err := adapted(o.Tier)
+	types := sync.OnceValues(btf.LoadKernelSpec)
+	hooks, err := adapted(o.Tier, types)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +190,7 @@ func open(o Options) (*Tracer, error) {
 	for i := range t.hooks {
 		h := &t.hooks[i]
 		st := HookStatus{Hook: h.id, Name: h.name, Sees: h.sees, Required: h.required}
-		l, err := h.attach(t.objs.programs[h.program])
+		l, err := h.attach(t.objs.programs[h.program], types)
 		if err != nil {
 			st.Err = hookError(h.name, err)
 			if h.id != layout.HookKVMWitness { // it adds to what all see
