@@ -15,8 +15,10 @@ import (
 // Descriptors are the shared memory of a watch as the kernel side hands it
 // out: BPF maps by their file descriptors.
 type Descriptors struct {
-	Status, Epoch, Interest, Ring int
-	RingBytes                     int // data area of the ring
+	Status, Epoch, Interest int
+	// Ring is -1 if there is none: the kernel side counts each record as lost.
+	Ring      int
+	RingBytes int // data area of the ring
 }
 
 // Map maps the descriptors, which stay the caller's: they may be closed
@@ -25,6 +27,10 @@ type Descriptors struct {
 func (d Descriptors) Map() (Memory, error) {
 	m := Memory{RingFD: d.Ring}
 	page := int(mm.PageSize())
+	ring := unix.MAP_SHARED
+	if d.Ring < 0 { // one that is always empty
+		ring, d.RingBytes = unix.MAP_PRIVATE|unix.MAP_ANONYMOUS, page
+	}
 	for _, w := range []struct {
 		what   string
 		dst    *[]byte
@@ -32,14 +38,15 @@ func (d Descriptors) Map() (Memory, error) {
 		off    int64
 		length int
 		prot   int
+		flags  int
 	}{
-		{"status page", &m.Status, d.Status, 0, int(unsafe.Sizeof(layout.Status{})), unix.PROT_READ},
-		{"epoch page", &m.Epoch, d.Epoch, 0, int(unsafe.Sizeof(layout.Epoch{})), unix.PROT_READ},
-		{"interest pages", &m.Interest, d.Interest, 0, int(unsafe.Sizeof(layout.Interest{})), unix.PROT_READ | unix.PROT_WRITE},
-		{"ring consumer page", &m.RingConsumer, d.Ring, 0, page, unix.PROT_READ | unix.PROT_WRITE},
-		{"ring", &m.RingProducer, d.Ring, int64(page), page + 2*d.RingBytes, unix.PROT_READ},
+		{"status page", &m.Status, d.Status, 0, int(unsafe.Sizeof(layout.Status{})), unix.PROT_READ, unix.MAP_SHARED},
+		{"epoch page", &m.Epoch, d.Epoch, 0, int(unsafe.Sizeof(layout.Epoch{})), unix.PROT_READ, unix.MAP_SHARED},
+		{"interest pages", &m.Interest, d.Interest, 0, int(unsafe.Sizeof(layout.Interest{})), unix.PROT_READ | unix.PROT_WRITE, unix.MAP_SHARED},
+		{"ring consumer page", &m.RingConsumer, d.Ring, 0, page, unix.PROT_READ | unix.PROT_WRITE, ring},
+		{"ring", &m.RingProducer, d.Ring, int64(page), page + 2*d.RingBytes, unix.PROT_READ, ring},
 	} {
-		b, err := unix.Mmap(w.fd, w.off, (w.length+page-1)&^(page-1), w.prot, unix.MAP_SHARED)
+		b, err := unix.Mmap(w.fd, w.off, (w.length+page-1)&^(page-1), w.prot, w.flags)
 		if err != nil {
 			m.Unmap()
 			return Memory{}, fmt.Errorf("map %s: %w", w.what, err)

@@ -373,11 +373,13 @@ func (l *lease) handshake(ctx context.Context, o Options) (*Watch, error) {
 // take makes a watch of what the daemon hands out. Its ring becomes the
 // lease's; the lease stays the caller's until the watch is proven.
 func (l *lease) take(m *wire.Welcome, fds []int) (*Watch, error) {
-	l.held.ring = fds[3]
+	if len(fds) == 4 {
+		l.held.ring = fds[3]
+	}
 	for _, fd := range fds[:3] {
 		defer unix.Close(fd)
 	}
-	mem, err := Descriptors{Status: fds[0], Epoch: fds[1], Interest: fds[2], Ring: fds[3], RingBytes: int(m.RingBytes)}.Map()
+	mem, err := Descriptors{Status: fds[0], Epoch: fds[1], Interest: fds[2], Ring: l.held.ring, RingBytes: int(m.RingBytes)}.Map()
 	if err != nil {
 		return nil, err
 	}
@@ -392,9 +394,8 @@ func (l *lease) take(m *wire.Welcome, fds []int) (*Watch, error) {
 	return w, nil
 }
 
-// prove makes a change of this process and reports whether the watch sees it.
-// Nobody else may drain the watch. What is lost meanwhile proves nothing, so
-// it tries again.
+// prove makes changes of this process and reports whether the watch sees them.
+// Nobody else may drain the watch.
 func (w *Watch) prove() bool {
 	b, err := unix.MmapPtr(-1, 0, nil, uintptr(mm.PageSize()), unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
@@ -405,6 +406,7 @@ func (w *Watch) prove() bool {
 	r := mm.Range{Start: mm.Addr(uintptr(b)), End: mm.Addr(uintptr(b)) + mm.Addr(len(page))}
 	t := w.Begin(r)
 	defer w.Abandon(t)
+	losses := 0
 	for range 10 {
 		if unix.Madvise(page, unix.MADV_DONTNEED) != nil {
 			return false
@@ -426,6 +428,11 @@ func (w *Watch) prove() bool {
 		}
 		if seen || !lost {
 			return seen
+		}
+		// What was lost may have been this change. Without a ring it always
+		// is, and that is how a change is seen.
+		if losses++; w.mem.RingFD < 0 && losses == 3 {
+			return true
 		}
 	}
 	return false

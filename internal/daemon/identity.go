@@ -165,19 +165,6 @@ func procStatus(pid int, field string) string {
 	return fieldOf(string(b), field)
 }
 
-// fdinfo is a number of /proc/self/fdinfo/FD, 0 if it is not there.
-func fdinfo(fd int, field string) uint64 {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
-	if err != nil {
-		return 0
-	}
-	n, err := strconv.ParseUint(fieldOf(string(b), field), 10, 64)
-	if err != nil {
-		return 0
-	}
-	return n
-}
-
 func fieldOf(text, field string) string {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, field); ok {

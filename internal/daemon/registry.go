@@ -8,33 +8,21 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 
-	"golang.org/x/sys/unix"
-
-	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/wire"
 	"github.com/ummu/ummu/tracer"
 )
 
 // watch is what one client has.
 type watch struct {
-	id      uint64
-	pid     int
-	uid     uint32
-	comm    [16]byte
-	opened  uint64 // CLOCK_MONOTONIC, nanoseconds
-	tier    tracer.Tier
-	feed    *tracer.Feed
-	machine int // descriptor of the client's virtual machine, -1: none
-	memory  []byte
-	status  *layout.Status // in memory
-	conn    *net.UnixConn
-}
-
-// dead reports whether the kernel side has given the watch up.
-func (w *watch) dead() bool {
-	return atomic.LoadUint64(&w.status.Deaths)|atomic.LoadUint64(&w.status.Untracked) != 0
+	id     uint64
+	pid    int
+	uid    uint32
+	comm   [16]byte
+	opened uint64 // CLOCK_MONOTONIC, nanoseconds
+	tier   tracer.Tier
+	feed   *tracer.Feed
+	conn   *net.UnixConn
 }
 
 // registry knows who is connected and what they have, and keeps the limits.
@@ -164,12 +152,11 @@ func (r *registry) add(w *watch) {
 	r.watches[w.id] = w
 }
 
-// remove hides it again, and unmaps its status page.
-func (r *registry) remove(w *watch) error {
+// remove hides it again.
+func (r *registry) remove(w *watch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.watches, w.id)
-	return unix.Munmap(w.memory)
 }
 
 // sweep disconnects those of a process whose watches have died, as those of
@@ -178,7 +165,7 @@ func (r *registry) sweep(uid uint32) (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, w := range r.watches {
-		if w.uid == uid && w.dead() {
+		if w.uid == uid && !w.feed.Alive() {
 			w.conn.SetReadDeadline(past)
 			n++
 		}
@@ -202,38 +189,33 @@ func (r *registry) disconnect() {
 	}
 }
 
-// entries are the watches that a user may see, by number.
-func (r *registry) entries(uid uint32, all bool) []wire.Entry {
+// visible are the watches that a user may see, by number.
+func (r *registry) visible(uid uint32, all bool) (out []*watch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	var out []wire.Entry
 	for _, id := range slices.Sorted(maps.Keys(r.watches)) {
-		w := r.watches[id]
-		if !all && w.uid != uid {
-			continue
+		if w := r.watches[id]; all || w.uid == uid {
+			out = append(out, w)
 		}
-		out = append(out, wire.Entry{
-			Watch: w.id, OpenedNanos: w.opened,
-			Records:   atomic.LoadUint64(&w.status.Records),
-			Lost:      atomic.LoadUint64(&w.status.Lost),
-			Filtered:  atomic.LoadUint64(&w.status.Filtered),
-			Unpaired:  atomic.LoadUint64(&w.status.Unpaired),
-			Deaths:    atomic.LoadUint64(&w.status.Deaths),
-			Untracked: atomic.LoadUint64(&w.status.Untracked),
-			PID:       uint32(w.pid), UID: w.uid,
-			Tier: uint32(w.tier), Gaps: w.status.Gaps,
-			RingBytes: uint32(w.feed.RingBytes()), MemoryBytes: w.bytes(),
-			Comm: w.comm,
-		})
 	}
 	return out
 }
 
-// bytes is the memory of the kernel that the maps of the watch take, as fdinfo
-// says.
-func (w *watch) bytes() (n uint32) {
-	for _, fd := range []int{w.feed.StatusFD(), w.feed.InterestFD(), w.feed.RingFD()} {
-		n += uint32(fdinfo(fd, "memlock:"))
+// entry is a watch in a status; false: it has been closed meanwhile.
+func (w *watch) entry() (*wire.Entry, bool) {
+	st, err := w.feed.Stats()
+	if err != nil {
+		return nil, false
 	}
-	return n
+	bytes, err := w.feed.Bytes()
+	if err != nil {
+		return nil, false
+	}
+	return &wire.Entry{
+		Watch: w.id, OpenedNanos: w.opened,
+		Records: st.Records, Lost: st.Lost, Filtered: st.Filtered, Unpaired: st.Unpaired, Deaths: st.Deaths, Untracked: st.Untracked,
+		PID: uint32(w.pid), UID: w.uid,
+		Tier: uint32(w.tier), RingBytes: uint32(w.feed.RingBytes()), MemoryBytes: uint32(bytes),
+		Comm: w.comm,
+	}, true
 }

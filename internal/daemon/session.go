@@ -11,7 +11,6 @@ import (
 	"net"
 	"os"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -237,14 +236,19 @@ func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took 
 	defer func() {
 		err = errors.Join(err, ss.close(w))
 	}()
-	w.machine = machine
 	if _, err := ss.challenge(); err != nil {
 		return false, err
 	}
-	welcome := &wire.Welcome{
-		Watch: w.id, Layout: layout.Version, Tier: uint32(w.tier), Gaps: w.status.Gaps, RingBytes: uint32(w.feed.RingBytes()),
+	still, err := w.feed.StillOf(ss.id.pidfd)
+	if err != nil {
+		return false, err
 	}
-	if err := ss.send(welcome, w.feed.StatusFD(), w.feed.EpochFD(), w.feed.InterestFD(), w.feed.RingFD()); err != nil {
+	if !still {
+		return false, refuse(wire.CodeIdentity, "process %d executed another program meanwhile", w.pid)
+	}
+	welcome := &wire.Welcome{Watch: w.id, Layout: layout.Version, Tier: uint32(w.tier), RingBytes: uint32(w.feed.RingBytes())}
+	fds := []int{w.feed.StatusFD(), w.feed.EpochFD(), w.feed.InterestFD(), w.feed.RingFD()}
+	if err := ss.send(welcome, fds[:wire.Descriptors(welcome)]...); err != nil {
 		return false, err
 	}
 	m, a, err := ss.next()
@@ -312,7 +316,7 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 			r.unreserve(ss.id.pid, ss.id.uid)
 		}
 	}()
-	f, err := t.tracer.OpenFeed(tracer.PIDFD(ss.id.pidfd), tracer.FeedOptions{
+	f, err := t.tracer.OpenFeedOf(ss.id.pidfd, tracer.FeedOptions{
 		RingBytes: int(hello.RingBytes),
 		NoWakeup:  hello.Flags&wire.FlagNoWakeup != 0,
 	})
@@ -330,13 +334,8 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 	}
 	w := &watch{
 		id: id, pid: ss.id.pid, uid: ss.id.uid, comm: ss.id.comm(), opened: monotonic(),
-		tier: t.tier, feed: f, machine: -1, conn: ss.c,
+		tier: t.tier, feed: f, conn: ss.c,
 	}
-	w.memory, err = unix.Mmap(f.StatusFD(), 0, (int(unsafe.Sizeof(layout.Status{}))+os.Getpagesize()-1)&^(os.Getpagesize()-1), unix.PROT_READ, unix.MAP_SHARED)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("map status page: %w", err), f.Close())
-	}
-	w.status = (*layout.Status)(unsafe.Pointer(unsafe.SliceData(w.memory)))
 	r.add(w)
 	return w, nil
 }
@@ -344,7 +343,8 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 // close ends a watch, and only then gives its place back.
 func (ss *session) close(w *watch) error {
 	r := &ss.s.clients
-	err := errors.Join(w.feed.Close(), r.remove(w))
+	r.remove(w)
+	err := w.feed.Close()
 	r.unreserve(w.pid, w.uid)
 	return err
 }
@@ -359,7 +359,7 @@ func (ss *session) lease(w *watch) error {
 	defer ss.s.log.Debug("watch is closed", "watch", w.id, "pid", w.pid)
 	// No deadline, but others set one in the past to end the lease.
 	ss.c.SetReadDeadline(time.Time{})
-	if ss.s.stopping() || w.dead() {
+	if ss.s.stopping() || !w.feed.Alive() {
 		return io.EOF
 	}
 	stop, err := ss.id.onExit(func() { ss.c.SetReadDeadline(past) })
@@ -402,13 +402,18 @@ func (ss *session) status() error {
 	if err != nil {
 		return err
 	}
-	entries := ss.s.clients.entries(ss.id.uid, ss.id.seesAll(sender))
-	for i := range entries {
-		if err := ss.send(&entries[i]); err != nil {
+	end := &wire.End{StartedNanos: ss.s.started}
+	for _, w := range ss.s.clients.visible(ss.id.uid, ss.id.seesAll(sender)) {
+		e, ok := w.entry()
+		if !ok {
+			continue
+		}
+		if err := ss.send(e); err != nil {
 			return err
 		}
+		end.Entries++
 	}
-	end := &wire.End{NowNanos: monotonic(), StartedNanos: ss.s.started, Entries: uint32(len(entries))}
+	end.NowNanos = monotonic()
 	seen := make(map[*tracer.Tracer]bool)
 	for _, t := range ss.s.tiers {
 		if seen[t.tracer] {

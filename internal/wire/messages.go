@@ -73,22 +73,20 @@ func (*Echo) size() int            { return len(Nonce{}) }
 func (m *Echo) put(b []byte)       { copy(b, m.Nonce[:]) }
 func (m *Echo) get(b []byte) error { m.Nonce = Nonce(b); return nil }
 
-func (*Welcome) size() int { return 32 }
+func (*Welcome) size() int { return 24 }
 func (m *Welcome) put(b []byte) {
 	f := field{b}
 	f.put64(m.Watch)
 	f.put32(m.Layout)
 	f.put32(m.Tier)
-	f.put32(m.Gaps)
 	f.put32(m.RingBytes)
-	f.put32(m.Flags)
 	f.put32(0)
 }
 func (m *Welcome) get(b []byte) error {
 	f := field{b}
 	m.Watch = f.u64()
-	m.Layout, m.Tier, m.Gaps, m.RingBytes, m.Flags = f.u32(), f.u32(), f.u32(), f.u32(), f.u32()
-	if m.RingBytes == 0 || m.RingBytes&(m.RingBytes-1) != 0 || m.RingBytes > 1<<30 {
+	m.Layout, m.Tier, m.RingBytes = f.u32(), f.u32(), f.u32()
+	if m.RingBytes&(m.RingBytes-1) != 0 || m.RingBytes > 1<<30 {
 		return fmt.Errorf("%w: WELCOME with a ring of %d bytes", ErrMalformed, m.RingBytes)
 	}
 	return nil
@@ -156,7 +154,7 @@ func (m *Entry) put(b []byte) {
 	for _, v := range []uint64{m.Watch, m.OpenedNanos, m.Records, m.Lost, m.Filtered, m.Unpaired, m.Deaths, m.Untracked} {
 		f.put64(v)
 	}
-	for _, v := range []uint32{m.PID, m.UID, m.Tier, m.Gaps, m.RingBytes, m.MemoryBytes} {
+	for _, v := range []uint32{m.PID, m.UID, m.Tier, m.RingBytes, m.MemoryBytes, 0} {
 		f.put32(v)
 	}
 	copy(f.b, m.Comm[:])
@@ -166,9 +164,10 @@ func (m *Entry) get(b []byte) error {
 	for _, v := range []*uint64{&m.Watch, &m.OpenedNanos, &m.Records, &m.Lost, &m.Filtered, &m.Unpaired, &m.Deaths, &m.Untracked} {
 		*v = f.u64()
 	}
-	for _, v := range []*uint32{&m.PID, &m.UID, &m.Tier, &m.Gaps, &m.RingBytes, &m.MemoryBytes} {
+	for _, v := range []*uint32{&m.PID, &m.UID, &m.Tier, &m.RingBytes, &m.MemoryBytes} {
 		*v = f.u32()
 	}
+	f.u32() // reserved
 	m.Comm = [16]byte(f.b)
 	return nil
 }

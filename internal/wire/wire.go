@@ -62,7 +62,7 @@ const (
 	TypeHello     Type = 1  // C to D
 	TypeChallenge Type = 2  // D to C
 	TypeEcho      Type = 3  // C to D
-	TypeWelcome   Type = 4  // D to C, 4 descriptors
+	TypeWelcome   Type = 4  // D to C, 4 descriptors, or 3
 	TypeReady     Type = 5  // C to D
 	TypeNext      Type = 6  // C to D
 	TypeOffer     Type = 7  // D to C, 1 descriptor
@@ -142,14 +142,14 @@ type Challenge struct{ Nonce Nonce }
 // Echo is the answer to a Challenge.
 type Echo struct{ Nonce Nonce }
 
-// Welcome hands out a watch; status, epoch, interest and ring go with it.
+// Welcome hands out a watch; status, epoch, interest and ring go with it. No
+// ring (0 bytes, 3 descriptors) where the kernel's rings are not safe in
+// foreign hands: each change is a loss then.
 type Welcome struct {
 	Watch     uint64 // its number, as status shows it
 	Layout    uint32
 	Tier      uint32 // enum ummu_tier
-	Gaps      uint32 // enum ummu_gap
 	RingBytes uint32
-	Flags     uint32 // none yet
 }
 
 // Ready says that the client has seen the watch work.
@@ -187,7 +187,7 @@ type Entry struct {
 	Deaths      uint64
 	Untracked   uint64
 	PID, UID    uint32
-	Tier, Gaps  uint32
+	Tier        uint32
 	RingBytes   uint32
 	MemoryBytes uint32 // of the kernel's, for this watch
 	Comm        [16]byte
@@ -289,10 +289,13 @@ func TypeOf(m Message) Type { return m.kind() }
 
 // Descriptors is how many descriptors a message carries.
 func Descriptors(m Message) int {
-	switch m.kind() {
-	case TypeWelcome:
+	switch m := m.(type) {
+	case *Welcome:
+		if m.RingBytes == 0 {
+			return 3
+		}
 		return 4
-	case TypeOffer, TypeMachine:
+	case *Offer, *Machine:
 		return 1
 	}
 	return 0

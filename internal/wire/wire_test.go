@@ -19,7 +19,8 @@ var samples = []Message{
 	&Hello{Versions{1, 2}, Versions{3, 4}, PurposeWatch, FlagNoWakeup, 5},
 	&Challenge{Nonce{1, 2, 15: 16}},
 	&Echo{Nonce{1, 2, 15: 16}},
-	&Welcome{1 << 40, 2, 3, 4, 4096, 5},
+	&Welcome{1 << 40, 2, 3, 4096},
+	&Welcome{Watch: 1},
 	&Ready{},
 	&Next{ReasonNoMachine},
 	&Offer{},
@@ -27,7 +28,7 @@ var samples = []Message{
 	&Refused{CodeLimit, "too many"},
 	&Settle{7},
 	&Settled{7, 1},
-	&Entry{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, [16]byte{'a', 15: 'z'}},
+	&Entry{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, [16]byte{'a', 15: 'z'}},
 	&End{1 << 63, 2, 3, 4},
 }
 
@@ -82,8 +83,8 @@ func TestBytes(t *testing.T) {
 			"756d6d75 0000 0100 28000000 00000000  0100 0100 0100 0100 01000000 02000000 00000400 00000000"},
 		{&Echo{Nonce{0: 0xa1, 15: 0xa2}},
 			"756d6d75 0100 0300 20000000 00000000  a10000000000000000000000000000a2"},
-		{&Welcome{Watch: 7, Layout: 1, Tier: 1, Gaps: 3, RingBytes: 1 << 18},
-			"756d6d75 0100 0400 30000000 00000000  0700000000000000 01000000 01000000 03000000 00000400 00000000 00000000"},
+		{&Welcome{Watch: 7, Layout: 1, Tier: 1, RingBytes: 1 << 18},
+			"756d6d75 0100 0400 28000000 00000000  0700000000000000 01000000 01000000 00000400 00000000"},
 		{&Ready{}, "756d6d75 0100 0500 10000000 00000000"},
 		{&Refused{CodeLimit, "no"}, "756d6d75 0000 0900 1a000000 00000000  04000000 02000000 6e6f"},
 	} {
@@ -128,7 +129,6 @@ func TestDecodeRefuses(t *testing.T) {
 		{"too long", make([]byte, MaxBytes+1), ErrMalformed},
 		{"HELLO of no version", Append(nil, 1, &Hello{Versions: Versions{2, 1}}), ErrMalformed},
 		{"HELLO of no layout", Append(nil, 1, &Hello{Layouts: Versions{2, 1}}), ErrMalformed},
-		{"WELCOME without a ring", Append(nil, 1, &Welcome{}), ErrMalformed},
 		{"WELCOME with an odd ring", Append(nil, 1, &Welcome{RingBytes: 4095}), ErrMalformed},
 		{"WELCOME with a huge ring", Append(nil, 1, &Welcome{RingBytes: 1 << 31}), ErrMalformed},
 		{"SETTLED maybe", Append(nil, 1, &Settled{Quiet: 2}), ErrMalformed},
@@ -172,6 +172,18 @@ func TestLongTextIsCut(t *testing.T) {
 	}
 	if n := len(m.(*Refused).Text); n != MaxText {
 		t.Errorf("%d bytes of text, want %d", n, MaxText)
+	}
+}
+
+func TestDescriptors(t *testing.T) {
+	for _, m := range samples {
+		want := map[Type]int{TypeWelcome: 4, TypeOffer: 1, TypeMachine: 1}[TypeOf(m)]
+		if w, ok := m.(*Welcome); ok && w.RingBytes == 0 {
+			want = 3
+		}
+		if got := Descriptors(m); got != want || got > MaxDescriptors {
+			t.Errorf("%v has %d descriptors, want %d", TypeOf(m), got, want)
+		}
 	}
 }
 
