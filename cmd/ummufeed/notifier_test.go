@@ -25,12 +25,29 @@ import (
 	"github.com/ummu/ummu/tracer"
 )
 
+// forNotifierTiers runs a test on each notifier tier of the machine.
+func forNotifierTiers(t *testing.T, test func(t *testing.T, tier string)) {
+	machine.NeedKVM(t)
+	tiers := []tracer.Tier{tracer.TierNotifierTracepoint}
+	if c := tracer.ProbeTier(tracer.TierNotifierProbe); c.Tier == tracer.TierNotifierProbe {
+		tiers = append(tiers, c.Tier)
+	} else if machine.Full() {
+		t.Errorf("%+v", c)
+	}
+	for _, tier := range tiers {
+		t.Run(tier.String(), func(t *testing.T) { test(t, tier.String()) })
+	}
+}
+
 var straced = regexp.MustCompile(`(munmap|mprotect|mmap)\((0x[0-9a-f]+), ([0-9]+).*\) += 0`)
 
 // What strace sees of the changes of a program, the notifier tier sees too:
 // the same ranges, in the same order.
 func TestNotifierAsStrace(t *testing.T) {
-	machine.NeedKVM(t)
+	forNotifierTiers(t, notifierAsStrace)
+}
+
+func notifierAsStrace(t *testing.T, tier string) {
 	file := filepath.Join(t.TempDir(), "strace")
 	r := finish(t, exec.Command("setarch", "-R", "strace", "-o", file, "-e", "trace=mmap,munmap,mprotect", "git", "--version"))
 	if r.code != 0 {
@@ -50,14 +67,14 @@ func TestNotifierAsStrace(t *testing.T) {
 		size, _ := strconv.ParseUint(m[3], 10, 64)
 		want = append(want, fmt.Sprint(m[1], mm.Range{Start: mm.Addr(start), End: mm.Addr(start + size)}.Pages()))
 	}
-	r = finish(t, exec.Command("setarch", "-R", binary, "run", "--tier", "notifier", "-o", "ndjson", "--", "git", "--version"))
+	r = finish(t, exec.Command("setarch", "-R", binary, "run", "--tier", tier, "-o", "ndjson", "--", "git", "--version"))
 	rs, rd := parse(t, r.out)
-	if r.code != 0 || !rd.Summary().Complete || rd.Meta().Tier != tracer.TierNotifierTracepoint.String() {
+	if r.code != 0 || !rd.Summary().Complete || rd.Meta().Tier != tier {
 		t.Fatalf("code %d, meta %+v, summary %+v", r.code, rd.Meta(), rd.Summary())
 	}
 	names := map[uint32]string{unix.SYS_MUNMAP: "munmap", unix.SYS_MPROTECT: "mprotect", unix.SYS_MMAP: "mmap"}
 	for _, r := range rs {
-		if r.Kind.IsChange() && names[r.Call.NR] != "" && r.Call.ABI == mm.ABINative {
+		if r.Kind.IsChange() && r.Phase == mm.PhaseBegin && names[r.Call.NR] != "" && r.Call.ABI == mm.ABINative {
 			got = append(got, fmt.Sprint(names[r.Call.NR], r.Range))
 		}
 	}
@@ -69,25 +86,35 @@ func TestNotifierAsStrace(t *testing.T) {
 // Dynamic and static programs (Go's are static), each executed by the one
 // before: every address space has its notifier.
 func TestNotifierExecChain(t *testing.T) {
-	machine.NeedKVM(t)
+	forNotifierTiers(t, notifierExecChain)
+}
+
+func notifierExecChain(t *testing.T, tier string) {
 	self := helperCommand("changes")
 	script := `exec sh -c 'exec "$0" "$@"' "$@"`
-	r := ummufeed(t, append([]string{"run", "--tier", "notifier", "-o", "ndjson", "--", "sh", "-c", script, "sh"}, self...)...)
+	r := ummufeed(t, append([]string{"run", "--tier", tier, "-o", "ndjson", "--", "sh", "-c", script, "sh"}, self...)...)
 	rs, rd := parse(t, r.out)
 	if r.code != 0 || !rd.Summary().Complete {
 		t.Fatalf("code %d, %s, %+v", r.code, r.errout, rd.Summary())
 	}
-	perSpace := map[uint64]int{}
+	// Not by Record.Space: a later space may be where an earlier one was.
+	execs, ends := 0, 0
+	changes := map[int]int{} // in the program after so many executions
 	for _, r := range rs {
-		if r.Kind.IsChange() {
-			perSpace[r.Space]++
-			if r.Phase != mm.PhaseBegin {
-				t.Errorf("%v is not a begin", r)
-			}
+		switch {
+		case r.Kind == mm.Exec:
+			execs++
+		case r.Kind.IsChange() && r.Phase == mm.PhaseBegin:
+			changes[execs]++
+		case r.Kind.IsChange():
+			ends++
 		}
 	}
-	if len(perSpace) != 3 {
-		t.Errorf("changes in %d address spaces, want 3: %v", len(perSpace), perSpace)
+	if (ends != 0) != (tier == tracer.TierNotifierProbe.String()) {
+		t.Errorf("%d ends", ends)
+	}
+	if len(changes) != 3 {
+		t.Errorf("changes in %d programs, want 3: %v, %d executions", len(changes), changes, execs)
 	}
 	size := mm.Addr(os.Getpagesize())
 	a := printed(t, r.errout, "base")
@@ -156,10 +183,13 @@ func TestNotifierGap(t *testing.T) {
 }
 
 func TestNotifierTrace(t *testing.T) {
-	machine.NeedKVM(t)
+	forNotifierTiers(t, notifierTrace)
+}
+
+func notifierTrace(t *testing.T, tier string) {
 	target := start(t, helperCommand("wait")...)
 	target.await("ready")
-	s := start(t, binary, "trace", "--inject", "-o", "ndjson", "-p", strconv.Itoa(target.cmd.Process.Pid))
+	s := start(t, binary, "trace", "--tier", tier, "--inject", "-o", "ndjson", "-p", strconv.Itoa(target.cmd.Process.Pid))
 	s.await(`{"meta"`)
 	target.say("changes")
 	target.await("to ")
@@ -167,7 +197,7 @@ func TestNotifierTrace(t *testing.T) {
 	r := s.finish()
 	rs, rd := parse(t, r.out)
 	meta := rd.Meta()
-	if r.code != 0 || meta.Tier != tracer.TierNotifierTracepoint.String() ||
+	if r.code != 0 || meta.Tier != tier ||
 		!slices.ContainsFunc(meta.Gaps, func(g recording.Gap) bool { return g == gapChildren }) {
 		t.Fatalf("code %d, %s, meta %+v", r.code, r.errout, meta)
 	}
@@ -183,7 +213,7 @@ func TestNotifierTrace(t *testing.T) {
 // and come at once.
 func TestNotifierTable(t *testing.T) {
 	machine.NeedKVM(t)
-	r := ummufeed(t, "run", "--tier", "notifier", "--", "true")
+	r := ummufeed(t, "run", "--tier", "notifier/tracepoint", "--", "true")
 	if r.code != 0 || !strings.Contains(r.errout, "  munmap  raw_tp/kvm_unmap_hva_range\n") || strings.Contains(r.errout, "munmap(") {
 		t.Errorf("code %d: %s", r.code, r.errout)
 	}

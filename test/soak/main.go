@@ -64,6 +64,7 @@ func main() {
 	seed := flag.Uint64("seed", 0, "seed; 0: from the clock")
 	length := flag.Int("length", 150, "steps a program")
 	out := flag.String("out", "out/soak.json", "report `file`; - is the standard output")
+	limit := flag.Duration("for", 0, "stop after this time, all operations or not; 0: never")
 	most := flag.Int("findings", 10, "stop after this many findings")
 	replay := flag.String("replay", "", "run the program in this `file` 100 times instead")
 	flag.Parse()
@@ -79,7 +80,7 @@ func main() {
 	if *replay != "" {
 		found, err = repeat(*tier, *replay)
 	} else {
-		found, err = soak(*ops, *tier, *seed, *length, *most, *out)
+		found, err = soak(*ops, *tier, *seed, *length, *most, *limit, *out)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "soak:", err)
@@ -122,7 +123,7 @@ const (
 	hugetlbBatch = 20
 )
 
-func soak(ops int, tier string, seed uint64, length, most int, out string) (found bool, err error) {
+func soak(ops int, tier string, seed uint64, length, most int, limit time.Duration, out string) (found bool, err error) {
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, unix.SIGINT, unix.SIGTERM)
 	total, rep := new(oracle.Result), report{Seed: seed, Tier: tier, Kernel: kernel(), Commit: commit(), Findings: []finding{}}
@@ -145,6 +146,9 @@ func soak(ops int, tier string, seed uint64, length, most int, out string) (foun
 			ops = 0
 			continue
 		default:
+		}
+		if limit > 0 && time.Since(begin) > limit {
+			break
 		}
 		if time.Since(said) > time.Minute {
 			said = time.Now()

@@ -14,6 +14,8 @@ import (
 	"strings"
 
 	"github.com/ummu/ummu/internal/truth"
+	"github.com/ummu/ummu/test/extras"
+	"github.com/ummu/ummu/test/injectees"
 	"github.com/ummu/ummu/test/tracees"
 	"github.com/ummu/ummu/test/vm/wire"
 )
@@ -48,13 +50,10 @@ func build(ctx context.Context, dir, repo string, suites []suite, rdma bool) (*p
 		return nil, err
 	}
 	for _, s := range suites {
-		var err error
 		if s.command != "" {
-			err = goTool("build", "-ldflags=-s -w", "-o", dir+"/"+s.name, s.pkg)
-		} else {
-			err = goTool("test", "-c", "-ldflags=-s -w", "-o", dir+"/"+s.name, s.pkg)
+			continue
 		}
-		if err != nil {
+		if err := goTool("test", "-c", "-ldflags=-s -w", "-o", dir+"/"+s.name, s.pkg); err != nil {
 			return nil, err
 		}
 	}
@@ -62,7 +61,15 @@ func build(ctx context.Context, dir, repo string, suites []suite, rdma bool) (*p
 	if err := os.Mkdir(programs, 0o755); err != nil {
 		return nil, err
 	}
+	for _, name := range extras.Names() {
+		if _, err := extras.Build(ctx, programs, name); err != nil {
+			return nil, err
+		}
+	}
 	if _, err := tracees.Build(programs); err != nil {
+		return nil, err
+	}
+	if _, err := injectees.Build(programs); err != nil {
 		return nil, err
 	}
 	if _, err := truth.Build(programs); err != nil {
@@ -85,9 +92,10 @@ func (p *payload) guestSuites(kernel, pattern string) []wire.Suite {
 		list = append(list, wire.Suite{
 			Name:    s.name,
 			Dir:     path.Join("/src", s.pkg),
-			Argv:    append([]string{"/suites/" + s.name}, s.argv(pattern)...),
-			Env:     []string{"UMMU_TEST_PROGRAMS=/programs"},
-			Timeout: s.limit(),
+			Argv:    s.argv(pattern),
+			Env:     []string{"UMMU_TEST_PROGRAMS=/programs", "UMMU_TEST_MACHINE=full"},
+			Data:    s.data,
+			Timeout: s.timeout,
 		})
 	}
 	return list
@@ -115,6 +123,9 @@ func (p *payload) write(ctx context.Context, file string, s *store, release stri
 	a.bytes(wire.PlanPath, 0o644, b)
 	a.file("/init", p.dir+"/guest")
 	for _, s := range p.suites {
+		if s.command != "" {
+			continue
+		}
 		a.file("/suites/"+s.name, p.dir+"/"+s.name)
 		a.dir(path.Join("/src", s.pkg))
 		if d := filepath.Join(p.repo, s.pkg, "testdata"); exists(d) {
@@ -201,7 +212,7 @@ func (p *payload) userland(ctx context.Context, a *archive) error {
 			}
 		}
 	}
-	tools := []string{"kmod"}
+	tools := []string{"kmod", "git", "setarch", "strace"} // the tests of cmd/ummufeed watch them
 	if p.rdma {
 		tools = append(tools, "ip", "rdma", "ibv_devinfo")
 	}

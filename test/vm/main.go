@@ -38,6 +38,9 @@ type options struct {
 	timeout                  time.Duration
 	cache, out               string
 	rdma                     bool
+	record, page             bool
+	soakOps                  int
+	soakFor                  time.Duration
 }
 
 func main() {
@@ -51,14 +54,18 @@ func main() {
 	}
 	flag.StringVar(&o.kernels, "kernels", strings.Join(always, ","), "kernels, of "+strings.Join(all, ",")+"; or all")
 	flag.StringVar(&o.preempt, "preempt", "default,full", "preemption models, where the kernel has the choice")
-	flag.StringVar(&o.suites, "suites", "", "suites to run (default all): "+strings.Join(suiteNames(), ","))
+	flag.StringVar(&o.suites, "suites", "", "suites to run (default all but soak): "+strings.Join(suiteNames(), ","))
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as of go test")
 	flag.IntVar(&o.jobs, "jobs", 2, "machines at a time; each keeps one processor busy")
 	flag.IntVar(&o.memory, "memory", 3072, "MiB of each machine")
-	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "limit of one machine")
+	flag.DurationVar(&o.timeout, "timeout", 15*time.Minute, "limit of one machine; of one suite a third, but at least 8 minutes")
 	flag.StringVar(&o.cache, "cache", os.Getenv("UMMU_VM_CACHE"), "where kernels are kept ($UMMU_VM_CACHE; default ummu/vm in the user's cache)")
 	flag.StringVar(&o.out, "o", "out", "directory of vm.json and of the logs, vm/KERNEL-MODEL/")
 	flag.BoolVar(&o.rdma, "rdma", false, "with a soft-RoCE device, rxe0")
+	flag.BoolVar(&o.record, "record", false, "put the results into "+resultsDir+" and make "+pageFile+"; needs a tree without changes")
+	flag.BoolVar(&o.page, "page", false, "make "+pageFile+" of "+resultsDir+", and nothing else")
+	flag.IntVar(&o.soakOps, "soak-ops", 10_000, "operations of a soak suite")
+	flag.DurationVar(&o.soakFor, "soak-for", 30*time.Minute, "time after which a soak suite stops")
 	flag.Parse()
 	if flag.NArg() != 0 {
 		fmt.Fprintln(os.Stderr, "vm: unexpected argument", flag.Arg(0))
@@ -101,16 +108,35 @@ func pick[T any](list string, all []T, name func(*T) string) ([]T, error) {
 
 // run boots all machines and prints the table. False: something failed.
 func run(ctx context.Context, o *options) (bool, error) {
-	chosen, err := kernels, error(nil)
+	repo, err := repository(ctx)
+	if err != nil {
+		return false, err
+	}
+	if o.page {
+		return true, writePage(repo)
+	}
+	rev := commit(ctx, repo)
+	if o.record && (o.run != "" || o.rdma || strings.HasSuffix(rev, "+")) {
+		return false, errors.New("-record is for whole suites and a commit without changes")
+	}
+	chosen := kernels
 	if o.kernels != "all" {
 		if chosen, err = pick(o.kernels, kernels, func(k *kernel) string { return k.name }); err != nil {
 			return false, fmt.Errorf("-kernels: %w", err)
 		}
 	}
-	programs := suites
+	programs := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.asked })
 	if o.suites != "" {
 		if programs, err = pick(o.suites, suites, func(s *suite) string { return s.name }); err != nil {
 			return false, fmt.Errorf("-suites: %w", err)
+		}
+	}
+	for i := range programs {
+		s := &programs[i]
+		s.timeout = max(8*time.Minute, o.timeout/3)
+		if strings.HasPrefix(s.command, "soak ") {
+			s.command += fmt.Sprintf(" -ops %d -for %v", o.soakOps, o.soakFor)
+			s.timeout = o.soakFor + 10*time.Minute
 		}
 	}
 	models := strings.Split(o.preempt, ",")
@@ -122,10 +148,6 @@ func run(ctx context.Context, o *options) (bool, error) {
 		o.cache = filepath.Join(dir, "ummu", "vm")
 	}
 	if o.cache, err = filepath.Abs(o.cache); err != nil {
-		return false, err
-	}
-	repo, err := repository(ctx)
-	if err != nil {
 		return false, err
 	}
 	work, err := os.MkdirTemp("", "ummu-vm-")
@@ -159,7 +181,13 @@ func run(ctx context.Context, o *options) (bool, error) {
 	outcomes := bootAll(ctx, o, machines)
 	fmt.Fprintf(os.Stderr, "vm: done after %.0f s\n", time.Since(start).Seconds())
 	ok := show(os.Stdout, programs, outcomes)
-	return ok, save(filepath.Join(o.out, "vm.json"), commit(ctx, repo), outcomes)
+	if err := save(filepath.Join(o.out, "vm.json"), rev, outcomes); err != nil {
+		return ok, err
+	}
+	if o.record {
+		return ok, record(repo, rev, outcomes)
+	}
+	return ok, nil
 }
 
 // fetch brings the kernels, one user of the store at a time.
@@ -221,8 +249,9 @@ func bootAll(ctx context.Context, o *options, machines []*machine) []outcome {
 }
 
 // failures counts failed tests, and a machine that did not end well as one.
+// Nothing may skip: these machines have what a test can ask for.
 func (o *outcome) failures() int {
-	n := o.count("", "fail")
+	n := o.count("", "fail") + o.count("", "skip")
 	if o.err != nil {
 		n++
 	}
@@ -242,7 +271,7 @@ func show(out io.Writer, programs []suite, outcomes []outcome) bool {
 		o := &outcomes[i]
 		fmt.Fprintf(w, "%s\t%s (%s)", o.machine.release, o.model, o.preempt)
 		for _, s := range programs {
-			pass, fail, skip := o.count(s.name, "pass"), o.count(s.name, "fail"), o.count(s.name, "skip")
+			pass, fail, skip := o.count(s.name, "pass"), o.count(s.name, "fail"), o.count(s.name, "skip") // skipped is failed
 			cell := fmt.Sprintf("%d", pass)
 			if fail != 0 {
 				cell += fmt.Sprintf(" %d failed", fail)
@@ -269,8 +298,8 @@ func show(out io.Writer, programs []suite, outcomes []outcome) bool {
 			fmt.Fprintf(out, "\n%s: %v\n", o.name(), o.err)
 		}
 		for _, t := range o.results {
-			if t.Result == "fail" {
-				fmt.Fprintf(out, "\n%s: %s: %s failed (%.1f s)\n%s\n", o.name(), t.Suite, t.Test, t.Seconds, t.Output)
+			if t.Result == "fail" || t.Result == "skip" {
+				fmt.Fprintf(out, "\n%s: %s: %s: %s (%.1f s)\n%s\n", o.name(), t.Suite, t.Test, t.Result, t.Seconds, t.Output)
 			}
 		}
 	}
@@ -280,24 +309,40 @@ func show(out io.Writer, programs []suite, outcomes []outcome) bool {
 
 // save writes the results for programs.
 func save(file, commit string, outcomes []outcome) error {
+	type suiteResult struct {
+		Suite   string          `json:"suite"`
+		Seconds float64         `json:"seconds"`
+		CPU     float64         `json:"cpu_seconds"` // of the host
+		Data    json.RawMessage `json:"data,omitempty"`
+	}
 	type machineResult struct {
-		Kernel  string   `json:"kernel"`
-		Release string   `json:"release"`
-		Asked   string   `json:"asked"`   // preemption model on the command line
-		Preempt string   `json:"preempt"` // in force
-		Error   string   `json:"error,omitempty"`
-		Seconds float64  `json:"seconds"`
-		Results []result `json:"results"`
+		Kernel  string        `json:"kernel"`
+		Release string        `json:"release"`
+		Asked   string        `json:"asked"`   // preemption model on the command line
+		Preempt string        `json:"preempt"` // in force
+		Error   string        `json:"error,omitempty"`
+		Seconds float64       `json:"seconds"`
+		Suites  []suiteResult `json:"suites"`
+		Results []result      `json:"results"`
 	}
 	all := struct {
 		Schema   int             `json:"schema"`
 		Commit   string          `json:"commit"`
 		Time     time.Time       `json:"time"`
 		Machines []machineResult `json:"machines"`
-	}{1, commit, time.Now().UTC().Truncate(time.Second), nil}
+	}{2, commit, time.Now().UTC().Truncate(time.Second), nil}
 	for i := range outcomes {
 		o := &outcomes[i]
-		m := machineResult{o.kernel.name, o.machine.release, o.model, o.preempt, "", o.seconds, o.results}
+		m := machineResult{o.kernel.name, o.machine.release, o.model, o.preempt, "", o.seconds, nil, o.results}
+		for _, s := range o.payload.suites {
+			if t, ran := o.took[s.name]; ran {
+				r := suiteResult{s.name, t.seconds, t.cpu, nil}
+				if data := []byte(o.data[s.name]); json.Valid(data) {
+					r.Data = data
+				}
+				m.Suites = append(m.Suites, r)
+			}
+		}
 		if o.err != nil {
 			m.Error = o.err.Error()
 		}

@@ -20,12 +20,18 @@ type result struct {
 	Result  string  `json:"result"` // pass, fail, skip, unavailable
 	Seconds float64 `json:"seconds"`
 	Output  string  `json:"output,omitempty"` // of a failure
+	// Figures are what a test measured (testing.T.Attr).
+	Figures map[string]string `json:"figures,omitempty"`
 }
+
+// took is how long a suite took: by the machine's clock, and in processor
+// time of the host, which does not depend on what else that does.
+type took struct{ seconds, cpu float64 }
 
 // report collects the events of one machine.
 type report struct {
 	dir     string         // suite logs
-	right   map[string]int // exit statuses that are right, where not 0
+	right   map[string]int // of suites that are no tests: the exit status that is right
 	release string
 	preempt string
 	failed  string // why the guest could not do its work
@@ -37,10 +43,17 @@ type report struct {
 	rest    string   // an unfinished line of its output
 	current string   // the test that its output belongs to
 	output  map[string][]string
-	tests   []result // of the running suite
+	figures map[string]map[string]string // by test
+	tests   []result                     // of the running suite
+	data    map[string]string            // by suite: what it wrote as data
+	took    map[string]took              // by suite
+	cpu     func() float64               // processor time of the machine, seconds
+	began   float64                      // the same at the suite's start
 }
 
-func newReport(dir string, right map[string]int) *report { return &report{dir: dir, right: right} }
+func newReport(dir string, right map[string]int) *report {
+	return &report{dir: dir, right: right, data: make(map[string]string), took: make(map[string]took), cpu: func() float64 { return 0 }}
+}
 
 func (r *report) event(e *wire.Event) {
 	switch e.Type {
@@ -50,16 +63,18 @@ func (r *report) event(e *wire.Event) {
 		r.failed = e.Text
 	case wire.Start:
 		r.close()
-		r.suite, r.rest, r.current, r.tests = e.Suite, "", "", nil
-		r.output = make(map[string][]string)
+		r.suite, r.rest, r.current, r.tests, r.began = e.Suite, "", "", nil, r.cpu()
+		r.output, r.figures = make(map[string][]string), make(map[string]map[string]string)
 		if f, err := os.Create(filepath.Join(r.dir, e.Suite+".log")); err == nil {
 			r.log = f
 		}
-	case wire.Output, wire.End:
+	case wire.Output, wire.Data, wire.End:
 		switch {
 		case r.suite == "": // before any
 		case e.Type == wire.Output:
 			r.text(e.Text)
+		case e.Type == wire.Data:
+			r.data[r.suite] += e.Text
 		default:
 			r.end(e)
 		}
@@ -108,6 +123,12 @@ func (r *report) line(line string) {
 	}
 	if w := strings.Fields(line); len(w) >= 3 && w[0] == "===" {
 		r.current = w[2]
+		if w[1] == "ATTR" && len(w) >= 5 {
+			if r.figures[w[2]] == nil {
+				r.figures[w[2]] = make(map[string]string)
+			}
+			r.figures[w[2]][w[3]] = strings.Join(w[4:], " ")
+		}
 		return
 	}
 	r.keep(line)
@@ -133,6 +154,7 @@ func (r *report) end(e *wire.Event) {
 	if r.rest != "" {
 		r.line(r.rest)
 	}
+	r.took[r.suite] = took{e.Seconds, r.cpu() - r.began}
 	failures := 0
 	for i, t := range r.tests {
 		// a test with subtests counts only if it failed on its own
@@ -146,6 +168,7 @@ func (r *report) end(e *wire.Event) {
 		if parent && (t.Result != "fail" || badChild) {
 			continue
 		}
+		t.Figures = r.figures[t.Test]
 		if t.Result == "fail" {
 			failures++
 			t.Output = strings.Join(r.output[t.Test], "\n")
@@ -160,7 +183,10 @@ func (r *report) end(e *wire.Event) {
 		whole.Output = fmt.Sprintf("exit status %d %s in %s\n%s", e.Exit, e.Text, r.current, strings.Join(r.output[r.current], "\n"))
 		r.results = append(r.results, whole)
 	case len(r.tests) == 0:
-		r.results = append(r.results, whole) // a command
+		if _, command := r.right[r.suite]; !command {
+			whole.Result, whole.Output = "fail", "no test ran"
+		}
+		r.results = append(r.results, whole)
 	}
 	if r.log != nil {
 		r.log.Close()

@@ -2,54 +2,85 @@
 
 package main
 
-import "time"
+import (
+	"slices"
+	"strings"
+	"time"
+)
 
 // suite is one package's tests, or one command, in the guest.
 type suite struct {
 	name    string
-	pkg     string         // below the repository
-	command string         // not a test: its argument
-	exit    map[string]int // by kernel: the exit status that is right, if not 0
+	tier    string         // tested, if only one is
+	pkg     string         // its tests, below the repository
+	command string         // no tests, but a program of test/extras with these arguments
+	data    bool           // of a command: writes JSON to its standard output
+	asked   bool           // not run unless it is asked for
+	exit    map[string]int // of a command, by kernel: the exit status that is right, if not 0
 	args    []string
 	only    string // tests run unless others are asked for, a regular expression
 	skip    string // tests left out, as of go test
 	since   string // not run on older kernels, and why
 	why     string
-	timeout time.Duration // 0: 8 minutes
+	timeout time.Duration // set by the command line
 }
 
-const noExitMmap = "the syscall tier needs the tracepoint mmap:exit_mmap"
+const (
+	noExitMmap   = "the syscall tier needs the tracepoint mmap:exit_mmap"
+	noTracepoint = "the notifier/tracepoint tier needs the tracepoint kvm:kvm_unmap_hva_range (5.13)"
+	noSingleSlot = "the oracle changes single slots of a table of buffers (5.13)"
+)
+
+// The rounds of a tier's races.
+const races = "^Test(Race(SameThread|OtherThread|AddressReuse|RegisterDuringDontneed|ValidMeansDrained)|EveryChange|ChangeInUse|ForkedChild)"
+
+// Planted faults that only a machine with KVM and 32-bit calls can show; the
+// others are found anywhere.
+const notOnHosts = "^TestFaultsAreNoticed$/^notifier$|^TestGuards$/^compat-abi$|^TestGuards$/^$/^notifier$"
 
 // In this order: what everything else stands on comes first.
 var suites = []suite{
-	{name: "check", pkg: "./cmd/ummufeed", command: "check", exit: map[string]int{"5.10": 3}}, // unsupported: see noExitMmap
+	{name: "check", command: "ummufeed check", exit: map[string]int{"5.10": 3}}, // unsupported: see noExitMmap
 	{name: "uring", pkg: "./regcache/uring"},
-	{name: "truth", pkg: "./internal/truth", skip: "/^(jemalloc|tcmalloc|mimalloc)$", // what allocators do is not the kernel's
-		since: "6.1", why: "the oracle changes single slots of a table of buffers (5.13)"},
+	{name: "truth", pkg: "./internal/truth", skip: "/^(jemalloc|tcmalloc|mimalloc|direct)$", // who makes the calls is not the kernel's
+		since: "6.1", why: noSingleSlot},
 	{name: "feed", pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"}, // they compile C
 	{name: "local", pkg: "./feed/local", since: "6.1", why: noExitMmap},
-	{name: "tracer", pkg: "./tracer", since: "6.1", why: noExitMmap},
-	{name: "coherence", pkg: "./test/coherence", args: []string{"-rounds=300", "-changes=50000"}, since: "6.1", why: noExitMmap},
-	{name: "probe", pkg: "./test/coherence", args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=50000", "-load-changes=8000"}, only: "^Test(Race(SameThread|OtherThread|AddressReuse|RegisterDuringDontneed|ValidMeansDrained)|EveryChange|ChangeInUse|ForkedChild)"},
-}
-
-func (s *suite) limit() time.Duration {
-	if s.timeout != 0 {
-		return s.timeout
-	}
-	return 8 * time.Minute
+	{name: "inject", pkg: "./internal/inject", since: "6.1", why: noTracepoint},
+	{name: "tracer", pkg: "./tracer", skip: "/^direct$", since: "6.1", why: noExitMmap},
+	{name: "ummufeed", pkg: "./cmd/ummufeed", only: "^Test(Notifier|Tier|SelfTestUsage)", // the other tests are about the command, not the kernel
+		since: "6.1", why: noExitMmap},
+	{name: "selftest", pkg: "./internal/selftest", only: notOnHosts, since: "6.1", why: noExitMmap},
+	{name: "selftest-syscall", tier: "syscall", command: "ummufeed check --self-test --tier syscall -o json", data: true,
+		since: "6.1", why: noExitMmap},
+	{name: "selftest-tracepoint", tier: "notifier/tracepoint", command: "ummufeed check --self-test --tier notifier/tracepoint -o json", data: true,
+		since: "6.1", why: noTracepoint},
+	{name: "selftest-probe", tier: "notifier/probe", command: "ummufeed check --self-test --tier notifier/probe -o json", data: true,
+		since: "6.1", why: noSingleSlot},
+	{name: "oracle", pkg: "./internal/oracle", only: "^Test(NothingUncovered|FoundBefore)$", since: "6.1", why: noExitMmap},
+	{name: "coherence", tier: "syscall", pkg: "./test/coherence", args: []string{"-rounds=300", "-changes=5000"}, since: "6.1", why: noExitMmap},
+	{name: "tracepoint", tier: "notifier/tracepoint", pkg: "./test/coherence", only: races,
+		args:  []string{"-tier=notifier/tracepoint", "-rounds=300", "-changes=5000", "-load-changes=8000"},
+		since: "6.1", why: noTracepoint},
+	{name: "probe", tier: "notifier/probe", pkg: "./test/coherence", only: races,
+		args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=5000", "-load-changes=8000"}},
+	{name: "soak-syscall", tier: "syscall", command: "soak -out - -tier syscall", data: true, asked: true, since: "6.1", why: noSingleSlot},
+	{name: "soak-tracepoint", tier: "notifier/tracepoint", command: "soak -out - -tier notifier/tracepoint", data: true, asked: true, since: "6.1", why: noSingleSlot},
+	{name: "soak-probe", tier: "notifier/probe", command: "soak -out - -tier notifier/probe", data: true, asked: true, since: "6.1", why: noSingleSlot},
 }
 
 func (s *suite) runsOn(kernel string) bool {
 	return s.since == "" || kernel == s.since || newer(kernel, s.since)
 }
 
-// argv are the arguments; pattern selects tests, empty selects all.
+// argv is the program and its arguments; pattern selects tests, empty selects
+// all.
 func (s *suite) argv(pattern string) []string {
 	if s.command != "" {
-		return []string{s.command}
+		argv := strings.Fields(s.command)
+		return append([]string{"/programs/" + argv[0]}, argv[1:]...)
 	}
-	args := []string{"-test.v=test2json", "-test.short", "-test.timeout=" + (s.limit() - 10*time.Second).String()}
+	args := []string{"/suites/" + s.name, "-test.v=test2json", "-test.short", "-test.timeout=" + (s.timeout - 10*time.Second).String()}
 	if s.skip != "" {
 		args = append(args, "-test.skip="+s.skip)
 	}
@@ -59,5 +90,5 @@ func (s *suite) argv(pattern string) []string {
 	if pattern != "" {
 		args = append(args, "-test.run="+pattern)
 	}
-	return append(args, s.args...)
+	return slices.Concat(args, s.args)
 }

@@ -8,12 +8,15 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ummu/ummu/test/extras"
 	"github.com/ummu/ummu/test/vm/wire"
 )
 
@@ -131,6 +134,7 @@ func TestReleases(t *testing.T) {
 func TestReport(t *testing.T) {
 	const output = "" +
 		"\x16=== RUN   TestA\n" +
+		"\x16=== ATTR  TestA changes 80 000\n" +
 		"\x16--- PASS: TestA (0.10s)\n" +
 		"\x16=== RUN   TestB\n" +
 		"\x16=== RUN   TestB/x\n" +
@@ -150,7 +154,7 @@ func TestReport(t *testing.T) {
 		r.event(&wire.Event{Type: wire.Output, Suite: "s", Text: output[cut:]})
 		r.event(&wire.Event{Type: wire.End, Suite: "s", Exit: 1})
 		want := []result{
-			{Suite: "s", Test: "TestA", Result: "pass", Seconds: 0.1},
+			{Suite: "s", Test: "TestA", Result: "pass", Seconds: 0.1, Figures: map[string]string{"changes": "80 000"}},
 			{Suite: "s", Test: "TestB/x", Result: "fail", Seconds: 0.1, Output: "    b_test.go:1: wrong\n--- PASS: TestFaked (0.00s)"},
 			{Suite: "s", Test: "TestB/y", Result: "pass", Seconds: 0.1},
 			{Suite: "s", Test: "TestC", Result: "skip"},
@@ -174,12 +178,17 @@ func TestReportAbnormal(t *testing.T) {
 		{"panic", half, &wire.Event{Exit: 2}, 1, "exit status 2  in TestB\npanic: oh"},
 		{"killed", half, &wire.Event{Exit: 137, Text: "killed after 5m0s"}, 1, "killed after 5m0s"},
 		{"crash", half, nil, 1, "the machine ended during it in TestB"},
+		{"no test", "PASS\n", &wire.Event{}, 0, "no test ran"},
 		{"not started", "", &wire.Event{Exit: 127, Text: "no such file"}, 0, "no such file"},
 		{"command", "fine\n", &wire.Event{}, 1, ""},
 		{"command fails", "bad\n", &wire.Event{Exit: 1}, 0, "exit status 1  in \nbad"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			r := newReport(t.TempDir(), nil)
+			right := map[string]int{}
+			if strings.HasPrefix(c.name, "command") {
+				right["s"] = 0
+			}
+			r := newReport(t.TempDir(), right)
 			r.event(&wire.Event{Type: wire.Start, Suite: "s"})
 			r.event(&wire.Event{Type: wire.Output, Suite: "s", Text: c.output})
 			if c.end != nil {
@@ -224,4 +233,88 @@ func FuzzReport(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Every suite is either tests of a package that exists, or a program that is
+// built, and says why where it is not run.
+func TestSuites(t *testing.T) {
+	seen := make(map[string]bool)
+	for _, s := range suites {
+		if seen[s.name] {
+			t.Errorf("two suites %s", s.name)
+		}
+		seen[s.name] = true
+		if program, _, _ := strings.Cut(s.command, " "); s.command != "" && !slices.Contains(extras.Names(), program) {
+			t.Errorf("%s: no program %s", s.name, program)
+		}
+		if s.command == "" && !exists(filepath.Join("../..", s.pkg)) {
+			t.Errorf("%s: no package %s", s.name, s.pkg)
+		}
+		if (s.command == "") == (s.pkg == "") || (s.since == "") != (s.why == "") || s.data && s.command == "" {
+			t.Errorf("%s: %+v", s.name, s)
+		}
+	}
+}
+
+// What a suite wrote as data is kept, and the page is that of what is kept.
+func TestKeep(t *testing.T) {
+	m := &machine{kernel: kernels[1], release: "6.1.0-57-amd64", model: "full", payload: &payload{suites: suites}}
+	o := &outcome{machine: m, report: newReport(t.TempDir(), map[string]int{"selftest-syscall": 0, "soak-probe": 0})}
+	o.event(&wire.Event{Type: wire.Hello, Preempt: "full"})
+	for _, e := range []wire.Event{
+		{Suite: "tracer", Type: wire.Output, Text: "\x16=== RUN   TestA\n\x16=== ATTR  TestA n 1\n\x16--- PASS: TestA (0.10s)\n\x16=== RUN   TestB\n\x16--- SKIP: TestB (0.10s)\n"},
+		{Suite: "selftest-syscall", Type: wire.Data, Text: `{"fit":true,"missed":0,"false_invalidations":2,"operations":[` +
+			`{"name":"a","seen":"seen","range":"exact"},{"name":"b","seen":"gap","range":"none"},{"name":"c","seen":"seen","range":"exact","changes":7,"uncovered":1}]}`},
+		{Suite: "soak-probe", Type: wire.Data, Text: `{"ops":5,"uncovered":0,"seed":9,"tier":"notifier/probe"}`},
+	} {
+		o.event(&wire.Event{Type: wire.Start, Suite: e.Suite})
+		o.event(&e)
+		o.event(&wire.Event{Type: wire.End, Suite: e.Suite, Seconds: 3})
+	}
+	then := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	k := kept{Suites: []keptSuite{{Suite: "gone"}, {Suite: "tracer", Passed: 99}, {Suite: "feed", Passed: 8}}}
+	if err := k.keep(o, "abc", then); err != nil {
+		t.Fatal(err)
+	}
+	n := keptSuite{Release: m.release, Commit: "abc", Time: then, Seconds: 3, Passed: 1}
+	tracer, self, soaked := n, n, n
+	tracer.Suite, tracer.Failed, tracer.Figures = "tracer", []string{"TestB"}, map[string]map[string]string{"TestA": {"n": "1"}}
+	self.Suite, self.SelfTest = "selftest-syscall", &selfTest{Fit: true, FalseInvalidations: 2,
+		Operations: map[string]string{"a": "exact", "b": "gap", "c": "7, 1 uncovered"}}
+	soaked.Suite, soaked.Soak = "soak-probe", &soak{Ops: 5, Seed: 9, Tier: "notifier/probe"}
+	want := kept{Kernel: "6.1", Asked: "full", Preempt: "full", Suites: []keptSuite{{Suite: "feed", Passed: 8}, tracer, self, soaked}}
+	if d := cmp.Diff(want, k); d != "" {
+		t.Error(d)
+	}
+	text := page([]kept{k})
+	for _, says := range []string{
+		"| tracer | all | 1, **1 failed** |", "- **6.1 full, tracer: TestB failed**", "| syscall | fit, 3 |", "- exact: a\n",
+		"| 6.1 full | notifier/probe | 5 | 0 |", "| 6.1 | full | 6.1.0-57-amd64 | full | abc | 2026-01-02 03:04 | tracer selftest-syscall soak-probe |",
+	} {
+		if !strings.Contains(text, says) {
+			t.Errorf("no %q in\n%s", says, text)
+		}
+	}
+}
+
+// docs/kernels.md is the page of the results in the repository.
+func TestPage(t *testing.T) {
+	all, err := load("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := os.ReadFile("../../" + pageFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(page(all), string(got)); d != "" {
+		t.Errorf("not made again: go run ./test/vm -page\n%s", d)
+	}
+	for i := range all {
+		for _, s := range all[i].Suites {
+			if strings.HasSuffix(s.Commit, "+") || s.Commit == "" {
+				t.Errorf("%s %s: %s: of a commit that nobody can look at: %q", all[i].Kernel, all[i].Asked, s.Suite, s.Commit)
+			}
+		}
+	}
 }

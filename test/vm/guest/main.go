@@ -229,10 +229,11 @@ func preemption() string {
 type output struct {
 	r     *report
 	suite string
+	kind  string // wire.Output or wire.Data
 }
 
 func (o output) Write(b []byte) (int, error) {
-	o.r.event(wire.Event{Type: wire.Output, Suite: o.suite, Text: string(b)})
+	o.r.event(wire.Event{Type: o.kind, Suite: o.suite, Text: string(b)})
 	return len(b), nil
 }
 
@@ -242,8 +243,11 @@ func run(r *report, s *wire.Suite) {
 	c := exec.Command(s.Argv[0], s.Argv[1:]...)
 	c.Dir = s.Dir
 	c.Env = append(os.Environ(), s.Env...)
-	c.Stdout = output{r, s.Name}
-	c.Stderr = c.Stdout
+	c.Stderr = output{r, s.Name, wire.Output}
+	c.Stdout = c.Stderr
+	if s.Data {
+		c.Stdout = output{r, s.Name, wire.Data}
+	}
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.WaitDelay = 5 * time.Second // for a grandchild that keeps the pipe
 	end := wire.Event{Type: wire.End, Suite: s.Name}

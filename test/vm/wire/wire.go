@@ -36,6 +36,7 @@ type Suite struct {
 	Dir     string // working directory
 	Argv    []string
 	Env     []string
+	Data    bool          // its standard output is data, not text: [Data] events
 	Timeout time.Duration // then it is killed and has failed
 }
 
@@ -56,6 +57,7 @@ const (
 	Failed = "failed" // the guest cannot do what the plan says
 	Start  = "start"
 	Output = "output" // some output of a suite, cut anywhere
+	Data   = "data"   // the same of its standard output, where that is apart
 	End    = "end"
 	Done   = "done" // all suites have run
 )
