@@ -223,15 +223,37 @@ static __always_inline void decode_mmap(struct change *c, const struct args *k,
 	c->end = page_up(addr + len);
 }
 
+/* The largest page of hugetlbfs that can begin at an address, 0: none. */
+static __always_inline u64 huge_page_at(u64 addr)
+{
+	if (!(addr & ((1ULL << 30) - 1)))
+		return 1ULL << 30;
+#if defined(__TARGET_ARCH_arm64)
+	if (!(addr & ((512ULL << 20) - 1)))
+		return 512ULL << 20;
+	if (!(addr & ((32ULL << 20) - 1)))
+		return 32ULL << 20;
+#endif
+	if (!(addr & ((2ULL << 20) - 1)))
+		return 2ULL << 20;
+#if defined(__TARGET_ARCH_arm64)
+	if (!(addr & ((64ULL << 10) - 1)))
+		return 64ULL << 10;
+#endif
+	return 0;
+}
+
 /*
- * mremap. Lengths of hugetlb mappings are rounded up to the huge page; we
- * cannot see the VMA here, so where the space has hugetlb pages at all the
- * ranges are widened.
+ * mremap. Lengths of hugetlb mappings are rounded up to their page, and their
+ * addresses must be multiples of it (mm/mremap.c). We cannot see the VMA here:
+ * what may be one by its addresses is taken for one. At the source only while
+ * the space has hugetlb pages at all: what has none loses none; at the
+ * destination always.
  */
 static __always_inline void decode_mremap(struct change *c, const struct args *k, u64 mm)
 {
 	u64 old = UNTAG(k->a[0]), old_len = page_up(k->a[1]), new_len = page_up(k->a[2]);
-	u64 flags = k->a[3], to = k->a[4];
+	u64 flags = k->a[3], to = k->a[4], huge;
 	bool grows = new_len > old_len;	/* of ordinary pages; wider ones may be equal */
 
 	c->arg[0] = flags;
@@ -242,19 +264,32 @@ static __always_inline void decode_mremap(struct change *c, const struct args *k
 		return;
 	if ((flags & MREMAP_DONTUNMAP) && old_len != new_len)
 		return;
-	if (bpf_core_field_exists(((struct mm_struct *)0)->hugetlb_usage)) {
-		struct mm_struct *m = (struct mm_struct *)mm;
+	huge = huge_page_at(old);
+	if (flags & MREMAP_FIXED) {
+		u64 other = huge_page_at(to);
 
-		if (BPF_CORE_READ(m, hugetlb_usage.counter)) {
-			u64 o = round_up_to(old_len, huge_page_size);
-			u64 n = round_up_to(new_len, huge_page_size);
+		if (other < huge)
+			huge = other;
+	}
+	if (huge) {
+		u64 o = round_up_to(old_len, huge), n = round_up_to(new_len, huge);
+		bool has = true;
 
+		if (bpf_core_field_exists(((struct mm_struct *)0)->hugetlb_usage)) {
+			struct mm_struct *m = (struct mm_struct *)mm;
+
+			has = BPF_CORE_READ(m, hugetlb_usage.counter);
+		}
+		if (has) {
 			if (o != old_len || n != new_len)
 				c->flags |= UMMU_F_SUPERSET;
 			old_len = o;
-			/* a shrink below leaves as little as the exact length */
-			if (grows || (flags & MREMAP_FIXED))
-				new_len = n;
+		}
+		/* a shrink below leaves as little as the exact length */
+		if ((flags & MREMAP_FIXED) || (has && grows)) {
+			if (n != new_len)
+				c->flags |= UMMU_F_SUPERSET;
+			new_len = n;
 		}
 	}
 	if (flags & MREMAP_FIXED) {
@@ -405,8 +440,12 @@ static __always_inline void decode(struct change *c, u32 call, const struct args
 	case CALL_MADVISE:
 		decode_madvise(c, k->a[0], k->a[1], (u32)k->a[2]);
 		return;
-	case CALL_SHMDT:
 	case CALL_IO_DESTROY:	/* a context is named by the address of its ring */
+		if (!ON(GUARD_IO_DESTROY))
+			return;
+		decode_shmdt(c, k->a[0]);
+		return;
+	case CALL_SHMDT:
 		decode_shmdt(c, k->a[0]);
 		return;
 	case CALL_SHMAT:

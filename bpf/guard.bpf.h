@@ -30,10 +30,31 @@ enum guard {
 	GUARD_REPLACE_SEEN,
 	GUARD_UNTRACKED,
 	GUARD_FILTERED,
+	GUARD_URING_CHAIN,
+	GUARD_IO_DESTROY,
+	GUARD_HOLDER,
+	GUARD_MARKER,
+	GUARD_FOREIGN,
+	/* faults */
+	GUARD_HOOK_THERE,
+	GUARD_RANGE_PLACE,
+	GUARD_RANGE_WHOLE,
+	GUARD_ARGS_ORDER,
+	GUARD_NEVER_MISSED,
 };
 
 const volatile u64 guards_off;
 
+/* Set where copies of raw tracepoint programs are attached (copies.bpf.h). */
+const volatile u64 copies;
+
 #define ON(guard) (!(guards_off & (1ULL << (guard))))
+
+/* Whether a program behaves as if the kernel had skipped it, and nobody had
+ * counted it: for an eighth of a millisecond now and then. */
+static __always_inline bool is_skipped(void)
+{
+	return !ON(GUARD_NEVER_MISSED) && (bpf_ktime_get_ns() >> 17 & 1);
+}
 
 #endif

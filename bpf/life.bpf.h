@@ -117,20 +117,13 @@ static __always_inline int on_fork(struct task_struct *parent, struct task_struc
  * another address space now, or in none. */
 static __always_inline void leave_change(struct inflight *f, u32 tid)
 {
-	u32 zero = 0;
-	struct ummu_epoch *e;
-
 	if (f->active) {
 		count(COUNT_STALE);
 		if (ON(GUARD_EXIT_CLOSED))
 			deliver(tid, DO_END);
 	}
-	if (f->foreign) {
-		e = bpf_map_lookup_elem(&epoch, &zero);
-		if (e)
-			ADD(&e->ended, 1);
-		f->foreign = 0;
-	}
+	if (f->foreign)
+		foreign_end(f);
 }
 
 /* sched_process_exec runs after exec_mmap(): task->mm is the new space, which

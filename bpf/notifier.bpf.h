@@ -56,6 +56,11 @@ static __always_inline bool is_userfaultfd(struct task_struct *task, u32 fd)
 	return !__builtin_memcmp(name, "[userfaultfd]", sizeof(name));
 }
 
+static __always_inline bool advice_spares(u32 advice)
+{
+	return advice == 8 || advice == 20 || advice == 21 || advice == 25;
+}
+
 /*
  * Calls that move, drop or collapse pages, but none that is pinned, in
  * whatever address space: they find its reference and put it back. The event
@@ -71,7 +76,9 @@ static __always_inline bool spares_pinned(const struct cause *why, struct task_s
 	case 237: case 256: case 279:	/* mbind migrate_pages move_pages */
 		return true;
 	case 28:			/* madvise: FREE COLD PAGEOUT COLLAPSE */
-		return why->advice == 8 || why->advice == 20 || why->advice == 21 || why->advice == 25;
+		return advice_spares(why->advice);
+	case 440:			/* process_madvise, of whomever */
+		return advice_spares((u32)BPF_CORE_READ(regs, r10));
 	case 16:			/* ioctl: UFFDIO_MOVE */
 		return (u32)BPF_CORE_READ(regs, si) == 0xc028aa05 &&
 		       is_userfaultfd(task, BPF_CORE_READ(regs, di));
@@ -157,21 +164,18 @@ static __always_inline u8 kind_of(const struct cause *why)
 	return UMMU_ZAP;
 }
 
-static __always_inline struct ummu_epoch *epoch_page(void)
+/*
+ * The hooks of one function run one after the other. If they are further apart
+ * than this they are taken for two events, of which each lost its partners: one
+ * record too many at a begin, where that is cheap; at an end, a loss, so there
+ * it is longer than tasks are usually preempted for.
+ */
+#define PARTNER_START_NS 200000ULL
+#define PARTNER_END_NS 100000000ULL
+
+static __always_inline bool same_place(const struct inflight *f, const struct cause *why)
 {
-	u32 zero = 0;
-
-	return bpf_map_lookup_elem(&epoch, &zero);
-}
-
-/* A change of nobody-knows-whose address space ends. */
-static __always_inline void foreign_end(struct inflight *f)
-{
-	struct ummu_epoch *e = epoch_page();
-
-	if (e)
-		ADD(&e->ended, 1);
-	f->foreign = 0;
+	return f->nr == (u32)why->nr && f->a[0] == why->a[0] && f->a[1] == why->a[1];
 }
 
 /* A change of nobody-knows-whose address space cannot be tracked: every watch
@@ -202,6 +206,8 @@ static long post_foreign(void *map, u32 *slot, struct slot_conf *conf, struct fo
 	u64 ref = (u64)conf->incarnation << REF_SHIFT | *slot;
 	struct ummu_status *st;
 
+	if (*slot >= slots_end)
+		return 1;	/* none of the rest */
 	if (!(conf->flags & SLOT_TRACK) || !x->f)
 		return 0;
 	st = status_of(ref);
@@ -220,35 +226,53 @@ static long post_foreign(void *map, u32 *slot, struct slot_conf *conf, struct fo
  * iterator, see list_tasks). Events nest (a huge page is split inside a zap):
  * one that comes from deeper in the stack of the same call is part of the
  * change that is in progress. The notifier is called through the same frames
- * each time, so the position of our arguments on the stack tells.
+ * each time, so the position of our arguments on the stack tells. (It differs
+ * between calls where the kernel moves the stack at random at their entry; a
+ * call that comes again from the same place may then look nested in the one
+ * before, which stays in flight for it.)
  *
  * An event outside the calls of cause_of() goes to every watch that it
  * touches.
  */
-SEC("raw_tp/kvm_unmap_hva_range")
-int hook_kvm_unmap(u64 *ctx)
+static __always_inline int kvm_unmap(u64 start, u64 end, u64 depth, u8 hook, u8 saw)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u32 tid = (u32)bpf_get_current_pid_tgid();
-	u64 mm = (u64)BPF_CORE_READ(task, mm), depth = (u64)ctx;
+	u64 mm = (u64)BPF_CORE_READ(task, mm);
 	struct cause why = {};
 	struct inflight *f;
 	bool nested;
 
+	if (!ON(GUARD_HOOK_THERE) || is_skipped())
+		return 0;
+	if (!ON(GUARD_ARGS_ORDER)) {
+		u64 first = start;
+
+		start = end;
+		end = first;
+	}
 	cause_of(&why, task);
 	if (why.own && !space_of(mm))
 		return 0;
 	if (why.fork) {	/* write protection for the child; pinned pages were copied */
-		count(COUNT_FORK);
+		if (saw == SAW_MAIN)
+			count(COUNT_FORK);
 		return 0;
 	}
 	if (spares_pinned(&why, task)) {
-		count(COUNT_HARMLESS);
+		if (saw == SAW_MAIN)
+			count(COUNT_HARMLESS);
 		return 0;
 	}
 	f = bpf_map_lookup_elem(&tasks, &tid);
-	nested = f && (f->active || f->foreign) && f->nr == (u32)why.nr && f->a[0] == why.a[0] &&
-		 f->a[1] == why.a[1] && depth < f->depth && (f->foreign != 0) == !why.own;
+	nested = f && (f->active || f->foreign) && same_place(f, &why) && (f->foreign != 0) == !why.own;
+	if (copies && nested && !(f->entered & saw) && f->mm == mm && f->c.start == start && f->c.end == end &&
+	    bpf_ktime_get_ns() - f->seen_ns < PARTNER_START_NS) {
+		f->entered |= saw;	/* another copy was first */
+		return 0;
+	}
+	/* off the stack nothing is known: what is in progress goes on */
+	nested = nested && (depth < f->depth || (copies && !f->depth));
 	if (f && !nested)
 		close_previous(f, tid);	/* of the space it was in then */
 	f = task_entry(tid, mm);
@@ -257,33 +281,40 @@ int hook_kvm_unmap(u64 *ctx)
 			untracked_foreign();
 		return 0;
 	}
-	if (!nested)
+	if (!nested || !f->depth)
 		f->depth = depth;
 	f->c = no_inflight.c;
 	f->c.mm = mm;
-	f->c.start = ctx[0];
-	f->c.end = ctx[1];
+	f->c.start = start;
+	f->c.end = end;
 	f->c.kind = kind_of(&why);
 	f->c.phase = UMMU_BEGIN;
-	f->c.hook = UMMU_HOOK_KVM_UNMAP;
+	f->c.hook = hook;
 	f->c.abi = why.call ? UMMU_ABI_NATIVE : UMMU_ABI_NONE;
 	f->c.nr = why.call ? why.nr : 0;
 	f->nr = why.nr;
 	f->a[0] = why.a[0];
 	f->a[1] = why.a[1];
+	if (copies) {
+		f->entered = saw;
+		f->seen_ns = bpf_ktime_get_ns();
+	}
 	if (why.own) {
 		deliver(tid, DO_BEGIN | DO_POST | (nested ? DO_NESTED : 0));
 	} else {
-		struct ummu_epoch *e = epoch_page();
 		struct foreign x = { .f = f };
 
-		if (e && !nested) {
-			f->foreign = 1;	/* before it counts: see deliver() */
-			add_ordered(&e->begun, 1);
-		}
+		if (!nested)
+			foreign_begin(f);
 		bpf_for_each_map_elem(&slot_conf, post_foreign, &x, 0);
 	}
 	return 0;
+}
+
+SEC("raw_tp/kvm_unmap_hva_range")
+int hook_kvm_unmap(u64 *ctx)
+{
+	return kvm_unmap(ctx[0], ctx[1], (u64)ctx, UMMU_HOOK_KVM_UNMAP, SAW_MAIN);
 }
 
 /* ---- probes of the notifier calls themselves ---- */
@@ -312,15 +343,6 @@ struct mmu_notifier_range {
 #define SAW_FENTRY2 4
 #define SAW_HOOKS 3
 
-/*
- * The hooks of one function run one after the other. If they are further apart
- * than this they are taken for two events, of which each lost its partners: one
- * record too many at a begin, where that is cheap; at an end, a loss, so there
- * it is longer than tasks are usually preempted for.
- */
-#define PARTNER_START_NS 200000ULL
-#define PARTNER_END_NS 100000000ULL
-
 /* Kernel threads that move and unmap pages, but none that is pinned. */
 static __always_inline bool is_housekeeper(struct task_struct *task)
 {
@@ -346,11 +368,6 @@ static __always_inline bool is_harmless(u32 event, struct task_struct *task, con
 	    event == EVENT(SOFT_DIRTY) || event == EVENT(RELEASE))
 		return true;
 	return is_housekeeper(task) || spares_pinned(why, task);
-}
-
-static __always_inline bool same_place(const struct inflight *f, const struct cause *why)
-{
-	return f->nr == (u32)why->nr && f->a[0] == why->a[0] && f->a[1] == why->a[1];
 }
 
 /* Counts the hooks of one side that did not see what others saw. */
@@ -453,6 +470,14 @@ static __always_inline int range_start(struct mmu_notifier_range *r, u8 hook, u8
 	struct inflight *f;
 	u32 level;
 
+	if (!ON(GUARD_HOOK_THERE) || is_skipped())
+		return 0;
+	if (!ON(GUARD_ARGS_ORDER)) {
+		u64 first = start;
+
+		start = end;
+		end = first;
+	}
 	if (!space_of(mm)) {
 		set_aside(tid, start, end);
 		return 0;
@@ -486,7 +511,7 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 	struct inflight *f;
 	u32 level;
 
-	if (!space_of(mm))
+	if (!ON(GUARD_HOOK_THERE) || is_skipped() || !space_of(mm))
 		return 0;
 	for (level = 0; level < RANGE_LEVELS; level++) {
 		key = range_key(tid, level);
@@ -576,8 +601,7 @@ int hook_end_fentry2(u64 *ctx)
  * address space it begins the change itself, with depth 0 for unknown; for
  * others it is a loss to everybody.
  */
-SEC("raw_tp/kvm_unmap_hva_range")
-int hook_kvm_witness(u64 *ctx)
+static __always_inline int witness(u64 start, u64 end, u8 hook)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u32 tid = (u32)bpf_get_current_pid_tgid(), zero = 0;
@@ -586,17 +610,19 @@ int hook_kvm_witness(u64 *ctx)
 	struct unwatched *u;
 	struct ummu_epoch *e;
 
+	if (!ON(GUARD_HOOK_THERE) || is_skipped())
+		return 0;
 	for (u32 level = 0; level < RANGE_LEVELS; level++) {
 		u64 key = range_key(tid, level);
 		struct inflight *f = bpf_map_lookup_elem(&requests, &key);
 
 		if (!f || !f->active)
 			break;
-		if (f->c.start == ctx[0] && f->c.end == ctx[1] && now - f->seen_ns < PARTNER_END_NS)
+		if (f->c.start == start && f->c.end == end && now - f->seen_ns < PARTNER_END_NS)
 			return 0;
 	}
 	u = bpf_map_lookup_elem(&last_unwatched, &zero);
-	if (u && u->tid == tid && u->start == ctx[0] && u->end == ctx[1] && now - u->ns < PARTNER_END_NS)
+	if (u && u->tid == tid && u->start == start && u->end == end && now - u->ns < PARTNER_END_NS)
 		return 0;
 	cause_of(&why, task);
 	mm = (u64)BPF_CORE_READ(task, mm);
@@ -604,13 +630,20 @@ int hook_kvm_witness(u64 *ctx)
 		return 0;
 	count(COUNT_WITNESS);
 	if (why.own)
-		return begin_range(&why, tid, mm, ctx[0], ctx[1], EVENT(UNMAP), UMMU_HOOK_KVM_WITNESS, 0, 0);
+		return begin_range(&why, tid, mm, start, end, EVENT(UNMAP), hook, 0, 0);
 	e = epoch_page();
 	if (e) {
 		add_ordered(&e->misses, 1);
 		ADD(&e->word, UMMU_GEN_LOSS);
 	}
+	set_aside(tid, start, end);	/* told, for a copy of this program */
 	return 0;
+}
+
+SEC("raw_tp/kvm_unmap_hva_range")
+int hook_kvm_witness(u64 *ctx)
+{
+	return witness(ctx[0], ctx[1], UMMU_HOOK_KVM_WITNESS);
 }
 
 #if defined(__TARGET_ARCH_x86)

@@ -12,6 +12,7 @@
 #include "syscall.bpf.h"
 #include "life.bpf.h"
 #include "notifier.bpf.h"
+#include "copies.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -20,24 +21,13 @@ char LICENSE[] SEC("license") = "Dual BSD/GPL";
  * after ptrace and seccomp had their say, before the call runs: what is
  * decoded here is what the kernel will do. All ABIs, every task. Raw
  * tracepoint programs are not skipped up to 6.x; 7.x runs them preemptible
- * and may skip one that interrupts itself: see the partners below.
+ * and may skip one that interrupts itself: see the partners below, and
+ * copies.bpf.h.
  */
 SEC("tp_btf/sys_enter")
 int hook_sys_enter(u64 *ctx)
 {
-	struct pt_regs *regs = (struct pt_regs *)ctx[0];
-	u64 nr = ctx[1];
-	struct call_site site = { .hook = UMMU_HOOK_SYS_ENTER, .saw = SAW_MAIN };
-	struct task_struct *task;
-
-	if (!known_nr(nr))
-		return 0;
-	task = (void *)bpf_get_current_task();
-	identify(&site, task, nr);
-	if (!site.call)
-		return 0;
-	read_args(&site, regs);
-	return enter(&site, task);
+	return any_enter((struct pt_regs *)ctx[0], ctx[1], UMMU_HOOK_SYS_ENTER, SAW_MAIN);
 }
 
 /*
@@ -47,24 +37,7 @@ int hook_sys_enter(u64 *ctx)
 SEC("tp_btf/sys_exit")
 int hook_sys_exit(u64 *ctx)
 {
-	struct pt_regs *regs = (struct pt_regs *)ctx[0];
-	s64 ret = ctx[1];
-	struct call_site site = { .hook = UMMU_HOOK_SYS_EXIT, .saw = SAW_MAIN };
-	struct task_struct *task;
-#if defined(__TARGET_ARCH_x86)
-	u64 nr = regs->orig_ax;
-#else
-	u64 nr = (u32)regs->syscallno;
-#endif
-
-	if (!known_nr(nr))
-		return 0;
-	task = (void *)bpf_get_current_task();
-	identify(&site, task, nr);
-	if (!site.call)
-		return 0;
-	read_args(&site, regs);
-	return leave(&site, task, ret);
+	return any_exit((struct pt_regs *)ctx[0], ctx[1], UMMU_HOOK_SYS_EXIT, SAW_MAIN);
 }
 
 /*
@@ -162,17 +135,7 @@ int hook_uring_queue(u64 *ctx)
 SEC("raw_tp/io_uring_complete")
 int hook_uring_complete(u64 *ctx)
 {
-	struct io_kiocb *req = (void *)ctx[1], *next;
-
-	uring_end(req, 0);
-	next = BPF_CORE_READ(req, link);
-	if (next) {
-		uring_begin(next, UMMU_HOOK_URING_COMPLETE);
-		next = BPF_CORE_READ(next, link);
-		if (next)
-			uring_begin(next, UMMU_HOOK_URING_COMPLETE);
-	}
-	return 0;
+	return uring_complete((void *)ctx[1], UMMU_HOOK_URING_COMPLETE);
 }
 
 /* sched:sched_process_fork(parent, child) */

@@ -8,6 +8,7 @@
 /* One system call as a hook saw it. */
 struct call_site {
 	struct args k;
+	u64 raw[2];	/* the first two arguments as passed, which partners compare */
 	u32 nr;
 	u32 call;	/* enum call */
 	u8 abi;
@@ -93,9 +94,18 @@ static __always_inline bool load_old_mmap(struct call_site *s)
 
 /* The first two arguments are what the hooks of one call agree on: a partner
  * knows no more arguments than its call has. */
-static __always_inline bool same_args(const u64 *a, const u64 *b)
+static __always_inline bool same_args(const struct inflight *f, const struct call_site *site)
 {
-	return a[0] == b[0] && a[1] == b[1];
+	return f->raw[0] == site->raw[0] && f->raw[1] == site->raw[1];
+}
+
+/* The call of site is the one that f is about. */
+static __always_inline void is_about(struct inflight *f, const struct call_site *site)
+{
+	f->nr = site->nr;
+	f->abi = site->abi;
+	f->raw[0] = site->raw[0];
+	f->raw[1] = site->raw[1];
 }
 
 static __always_inline void whole(struct change *c, u8 kind)
@@ -201,10 +211,12 @@ static __always_inline int enter(struct call_site *site, struct task_struct *tas
 	if (!mm || !watched(mm))
 		return 0;
 
+	site->raw[0] = site->k.a[0];
+	site->raw[1] = site->k.a[1];
 	f = bpf_map_lookup_elem(&tasks, &tid);
 	if (f && f->active) {
 		if (!(f->entered & site->saw) && f->nr == site->nr && f->abi == site->abi &&
-		    same_args(f->a, site->k.a)) {
+		    same_args(f, site)) {
 			f->entered |= site->saw;	/* the partner was first */
 			return 0;
 		}
@@ -213,6 +225,12 @@ static __always_inline int enter(struct call_site *site, struct task_struct *tas
 			deliver(tid, DO_END);
 	}
 
+	if (!ON(GUARD_ARGS_ORDER)) {	/* the length, and what comes after it */
+		u64 second = site->k.a[1];
+
+		site->k.a[1] = site->k.a[2];
+		site->k.a[2] = second;
+	}
 	c.nr = site->nr;
 	c.abi = site->abi;
 	c.hook = site->hook;
@@ -230,8 +248,7 @@ static __always_inline int enter(struct call_site *site, struct task_struct *tas
 	f = task_entry(tid, mm);
 	if (!f)
 		return 0;
-	f->nr = site->nr;
-	f->abi = site->abi;
+	is_about(f, site);
 	f->call = site->call;
 	f->entered = site->saw;
 	f->exited = 0;
@@ -318,13 +335,11 @@ static __always_inline void new_mapping(struct change *c, u32 call, const struct
 
 /*
  * Whether the call that site leaves is the one that f entered. The exit
- * tracepoints of single calls have no arguments; those of the first mmap were
- * replaced by what they point to.
+ * tracepoints of single calls have no arguments.
  */
 static __always_inline bool same_call(const struct inflight *f, const struct call_site *site)
 {
-	return f->nr == site->nr && f->abi == site->abi &&
-	       (site->saw != SAW_MAIN || site->call == CALL_OLD_MMAP || same_args(f->a, site->k.a));
+	return f->nr == site->nr && f->abi == site->abi && (site->saw == SAW_CLASSIC || same_args(f, site));
 }
 
 static __always_inline int leave(struct call_site *site, struct task_struct *task, s64 ret)
@@ -337,6 +352,8 @@ static __always_inline int leave(struct call_site *site, struct task_struct *tas
 
 	if (!mm || !watched(mm))
 		return 0;
+	site->raw[0] = site->k.a[0];
+	site->raw[1] = site->k.a[1];
 	f = bpf_map_lookup_elem(&tasks, &tid);
 	if (f && f->active && !same_call(f, site)) {
 		count(COUNT_STALE);	/* its end was missed, and the begin of this one */
@@ -345,7 +362,7 @@ static __always_inline int leave(struct call_site *site, struct task_struct *tas
 	if (f && f->active) {
 		/* known only now: which of two hooks runs first depends on who
 		 * else has attached to the tracepoints */
-		if (!(f->entered & SAW_MAIN)) {
+		if (!(f->entered & (SAW_MAIN | SAW_COPY))) {
 			count(COUNT_RESCUED_ENTER);
 			f->c.flags |= UMMU_F_RESCUED;
 		}
@@ -372,13 +389,12 @@ static __always_inline int leave(struct call_site *site, struct task_struct *tas
 		deliver(tid, how);
 		return 0;
 	}
-	if (site->saw != SAW_MAIN)
-		return 0;
-	if (f && !f->active && f->nr == site->nr && f->abi == site->abi && f->exited &&
-	    !(f->exited & SAW_MAIN) && same_args(f->a, site->k.a)) {
-		f->exited |= SAW_MAIN;	/* the partner was first */
+	if (f && !f->active && f->exited && !(f->exited & site->saw) && same_call(f, site)) {
+		f->exited |= site->saw;	/* the partner was first */
 		return 0;
 	}
+	if (site->saw == SAW_CLASSIC)
+		return 0;
 	c.nr = site->nr;
 	c.abi = site->abi;
 	c.hook = site->hook;
@@ -406,10 +422,58 @@ static __always_inline int leave(struct call_site *site, struct task_struct *tas
 	f = task_entry(tid, mm);
 	if (!f)
 		return 0;
+	is_about(f, site);
 	f->c = c;
-	f->exited = 0;
+	f->exited = site->saw;
 	deliver(tid, how);
 	return 0;
+}
+
+/* Whether the hook does nothing: faults that a test can plant. */
+static __always_inline bool is_left_out(void)
+{
+	return !ON(GUARD_HOOK_THERE) || is_skipped();
+}
+
+/* The hooks that see every call, at its entry. */
+static __always_inline int any_enter(struct pt_regs *regs, u64 nr, u8 hook, u8 saw)
+{
+	struct call_site site = { .hook = hook, .saw = saw };
+	struct task_struct *task;
+
+	if (!known_nr(nr))
+		return 0;
+	task = (void *)bpf_get_current_task();
+	identify(&site, task, nr);
+	if (!site.call)
+		return 0;
+	read_args(&site, regs);
+	if (is_left_out())
+		return 0;
+	return enter(&site, task);
+}
+
+/* ... and at its exit, when the registers still have the arguments. */
+static __always_inline int any_exit(struct pt_regs *regs, s64 ret, u8 hook, u8 saw)
+{
+	struct call_site site = { .hook = hook, .saw = saw };
+	struct task_struct *task;
+#if defined(__TARGET_ARCH_x86)
+	u64 nr = BPF_CORE_READ(regs, orig_ax);
+#else
+	u64 nr = (u32)BPF_CORE_READ(regs, syscallno);
+#endif
+
+	if (!known_nr(nr))
+		return 0;
+	task = (void *)bpf_get_current_task();
+	identify(&site, task, nr);
+	if (!site.call)
+		return 0;
+	read_args(&site, regs);
+	if (is_left_out())
+		return 0;
+	return leave(&site, task, ret);
 }
 
 /* ---- io_uring: madvise runs in a worker of the same address space ---- */
@@ -507,11 +571,13 @@ static __always_inline struct inflight *uring_unpaired(void *req, u64 key)
 	return f;
 }
 
-static __always_inline int uring_end(void *req, s64 res)
+static __always_inline int uring_end(void *req, s64 res, u8 hook)
 {
 	u64 key = (u64)req;
 	struct inflight *f = bpf_map_lookup_elem(&requests, &key);
 
+	if (!f && hook != UMMU_HOOK_URING_COMPLETE)
+		return 0;	/* a copy: the first hook has ended it */
 	if (!f) {
 		/* in a worker's hands since before the watch: the result is the
 		 * first thing anybody can observe, so now is early enough */
@@ -522,11 +588,29 @@ static __always_inline int uring_end(void *req, s64 res)
 		deliver(key, DO_POST | DO_PAIR | OF_REQUEST);
 	} else if (f->active) {
 		f->c.phase = UMMU_END;
-		f->c.hook = UMMU_HOOK_URING_COMPLETE;
+		f->c.hook = hook;
 		f->c.ret = res;
 		deliver(key, DO_POST | DO_PAIR | DO_END | OF_REQUEST);
 	}
 	bpf_map_delete_elem(&requests, &key);
+	return 0;
+}
+
+/* A request completes, and the next ones of its chain may run. */
+static __always_inline int uring_complete(struct io_kiocb *req, u8 hook)
+{
+	struct io_kiocb *next;
+
+	uring_end(req, 0, hook);
+	if (!ON(GUARD_URING_CHAIN))
+		return 0;
+	next = BPF_CORE_READ(req, link);
+	if (next) {
+		uring_begin(next, hook);
+		next = BPF_CORE_READ(next, link);
+		if (next)
+			uring_begin(next, hook);
+	}
 	return 0;
 }
 

@@ -19,55 +19,77 @@ import (
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
-	SyscallMapAllSpaces             = "all_spaces"
-	SyscallMapCounters              = "counters"
-	SyscallMapEpoch                 = "epoch"
-	SyscallMapLastUnwatched         = "last_unwatched"
-	SyscallMapProcs                 = "procs"
-	SyscallMapRequests              = "requests"
-	SyscallMapSlotConf              = "slot_conf"
-	SyscallMapSlotInterest          = "slot_interest"
-	SyscallMapSlotRing              = "slot_ring"
-	SyscallMapSlotStatus            = "slot_status"
-	SyscallMapSpaces                = "spaces"
-	SyscallMapTasks                 = "tasks"
-	SyscallProgControl              = "control"
-	SyscallProgHookEndFentry        = "hook_end_fentry"
-	SyscallProgHookEndFentry2       = "hook_end_fentry2"
-	SyscallProgHookEndKprobe        = "hook_end_kprobe"
-	SyscallProgHookEnterMprotect    = "hook_enter_mprotect"
-	SyscallProgHookEnterMremap      = "hook_enter_mremap"
-	SyscallProgHookEnterMunmap      = "hook_enter_munmap"
-	SyscallProgHookExec             = "hook_exec"
-	SyscallProgHookExit             = "hook_exit"
-	SyscallProgHookExitMprotect     = "hook_exit_mprotect"
-	SyscallProgHookExitMremap       = "hook_exit_mremap"
-	SyscallProgHookExitMunmap       = "hook_exit_munmap"
-	SyscallProgHookFork             = "hook_fork"
-	SyscallProgHookKvmUnmap         = "hook_kvm_unmap"
-	SyscallProgHookKvmWitness       = "hook_kvm_witness"
-	SyscallProgHookSpaceDeath       = "hook_space_death"
-	SyscallProgHookSpaceDeathFentry = "hook_space_death_fentry"
-	SyscallProgHookSpaceDeathKprobe = "hook_space_death_kprobe"
-	SyscallProgHookStartFentry      = "hook_start_fentry"
-	SyscallProgHookStartFentry2     = "hook_start_fentry2"
-	SyscallProgHookStartKprobe      = "hook_start_kprobe"
-	SyscallProgHookSysEnter         = "hook_sys_enter"
-	SyscallProgHookSysExit          = "hook_sys_exit"
-	SyscallProgHookUringComplete    = "hook_uring_complete"
-	SyscallProgHookUringQueue       = "hook_uring_queue"
-	SyscallProgHookUringSubmit      = "hook_uring_submit"
-	SyscallProgListTasks            = "list_tasks"
-	SyscallVarGuardsOff             = "guards_off"
-	SyscallVarHugePageSize          = "huge_page_size"
-	SyscallVarIterCalled            = "iter_called"
-	SyscallVarIterMm                = "iter_mm"
-	SyscallVarIterRef               = "iter_ref"
-	SyscallVarPageSize              = "page_size"
-	SyscallVarSpaceKey              = "space_key"
-	SyscallVarTypeInterest          = "type_interest"
-	SyscallVarTypeRecord            = "type_record"
-	SyscallVarTypeStatus            = "type_status"
+	SyscallMapAllSpaces                 = "all_spaces"
+	SyscallMapCounters                  = "counters"
+	SyscallMapEpoch                     = "epoch"
+	SyscallMapLastUnwatched             = "last_unwatched"
+	SyscallMapProcs                     = "procs"
+	SyscallMapRequests                  = "requests"
+	SyscallMapSlotConf                  = "slot_conf"
+	SyscallMapSlotInterest              = "slot_interest"
+	SyscallMapSlotRing                  = "slot_ring"
+	SyscallMapSlotStatus                = "slot_status"
+	SyscallMapSpaces                    = "spaces"
+	SyscallMapTasks                     = "tasks"
+	SyscallProgControl                  = "control"
+	SyscallProgHookEndFentry            = "hook_end_fentry"
+	SyscallProgHookEndFentry2           = "hook_end_fentry2"
+	SyscallProgHookEndKprobe            = "hook_end_kprobe"
+	SyscallProgHookEnterMprotect        = "hook_enter_mprotect"
+	SyscallProgHookEnterMremap          = "hook_enter_mremap"
+	SyscallProgHookEnterMunmap          = "hook_enter_munmap"
+	SyscallProgHookExec                 = "hook_exec"
+	SyscallProgHookExecCopy             = "hook_exec_copy"
+	SyscallProgHookExit                 = "hook_exit"
+	SyscallProgHookExitCopy             = "hook_exit_copy"
+	SyscallProgHookExitMprotect         = "hook_exit_mprotect"
+	SyscallProgHookExitMremap           = "hook_exit_mremap"
+	SyscallProgHookExitMunmap           = "hook_exit_munmap"
+	SyscallProgHookFork                 = "hook_fork"
+	SyscallProgHookForkCopy             = "hook_fork_copy"
+	SyscallProgHookKvmUnmap             = "hook_kvm_unmap"
+	SyscallProgHookKvmUnmapClassic      = "hook_kvm_unmap_classic"
+	SyscallProgHookKvmUnmapCopy         = "hook_kvm_unmap_copy"
+	SyscallProgHookKvmWitness           = "hook_kvm_witness"
+	SyscallProgHookKvmWitnessClassic    = "hook_kvm_witness_classic"
+	SyscallProgHookKvmWitnessCopy       = "hook_kvm_witness_copy"
+	SyscallProgHookSpaceDeath           = "hook_space_death"
+	SyscallProgHookSpaceDeathClassic    = "hook_space_death_classic"
+	SyscallProgHookSpaceDeathCopy       = "hook_space_death_copy"
+	SyscallProgHookSpaceDeathFentry     = "hook_space_death_fentry"
+	SyscallProgHookSpaceDeathKprobe     = "hook_space_death_kprobe"
+	SyscallProgHookStartFentry          = "hook_start_fentry"
+	SyscallProgHookStartFentry2         = "hook_start_fentry2"
+	SyscallProgHookStartKprobe          = "hook_start_kprobe"
+	SyscallProgHookSysEnter             = "hook_sys_enter"
+	SyscallProgHookSysEnterClassic      = "hook_sys_enter_classic"
+	SyscallProgHookSysEnterCopy         = "hook_sys_enter_copy"
+	SyscallProgHookSysExit              = "hook_sys_exit"
+	SyscallProgHookSysExitClassic       = "hook_sys_exit_classic"
+	SyscallProgHookSysExitCopy          = "hook_sys_exit_copy"
+	SyscallProgHookUringComplete        = "hook_uring_complete"
+	SyscallProgHookUringCompleteClassic = "hook_uring_complete_classic"
+	SyscallProgHookUringCompleteCopy    = "hook_uring_complete_copy"
+	SyscallProgHookUringQueue           = "hook_uring_queue"
+	SyscallProgHookUringQueueClassic    = "hook_uring_queue_classic"
+	SyscallProgHookUringQueueCopy       = "hook_uring_queue_copy"
+	SyscallProgHookUringSubmit          = "hook_uring_submit"
+	SyscallProgHookUringSubmitClassic   = "hook_uring_submit_classic"
+	SyscallProgHookUringSubmitCopy      = "hook_uring_submit_copy"
+	SyscallProgListTasks                = "list_tasks"
+	SyscallVarCopies                    = "copies"
+	SyscallVarGuardsOff                 = "guards_off"
+	SyscallVarHugePageSize              = "huge_page_size"
+	SyscallVarIterCalled                = "iter_called"
+	SyscallVarIterMm                    = "iter_mm"
+	SyscallVarIterRef                   = "iter_ref"
+	SyscallVarPageSize                  = "page_size"
+	SyscallVarSlotsEnd                  = "slots_end"
+	SyscallVarSpaceKey                  = "space_key"
+	SyscallVarTypeInterest              = "type_interest"
+	SyscallVarTypeRecord                = "type_record"
+	SyscallVarTypeStatus                = "type_status"
+	SyscallVarWitnessNeeded             = "witness_needed"
 )
 
 // LoadSyscall returns the embedded CollectionSpec for Syscall.
@@ -112,33 +134,52 @@ type SyscallSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallProgramSpecs struct {
-	Control              *ebpf.ProgramSpec `ebpf:"control"`
-	HookEndFentry        *ebpf.ProgramSpec `ebpf:"hook_end_fentry"`
-	HookEndFentry2       *ebpf.ProgramSpec `ebpf:"hook_end_fentry2"`
-	HookEndKprobe        *ebpf.ProgramSpec `ebpf:"hook_end_kprobe"`
-	HookEnterMprotect    *ebpf.ProgramSpec `ebpf:"hook_enter_mprotect"`
-	HookEnterMremap      *ebpf.ProgramSpec `ebpf:"hook_enter_mremap"`
-	HookEnterMunmap      *ebpf.ProgramSpec `ebpf:"hook_enter_munmap"`
-	HookExec             *ebpf.ProgramSpec `ebpf:"hook_exec"`
-	HookExit             *ebpf.ProgramSpec `ebpf:"hook_exit"`
-	HookExitMprotect     *ebpf.ProgramSpec `ebpf:"hook_exit_mprotect"`
-	HookExitMremap       *ebpf.ProgramSpec `ebpf:"hook_exit_mremap"`
-	HookExitMunmap       *ebpf.ProgramSpec `ebpf:"hook_exit_munmap"`
-	HookFork             *ebpf.ProgramSpec `ebpf:"hook_fork"`
-	HookKvmUnmap         *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap"`
-	HookKvmWitness       *ebpf.ProgramSpec `ebpf:"hook_kvm_witness"`
-	HookSpaceDeath       *ebpf.ProgramSpec `ebpf:"hook_space_death"`
-	HookSpaceDeathFentry *ebpf.ProgramSpec `ebpf:"hook_space_death_fentry"`
-	HookSpaceDeathKprobe *ebpf.ProgramSpec `ebpf:"hook_space_death_kprobe"`
-	HookStartFentry      *ebpf.ProgramSpec `ebpf:"hook_start_fentry"`
-	HookStartFentry2     *ebpf.ProgramSpec `ebpf:"hook_start_fentry2"`
-	HookStartKprobe      *ebpf.ProgramSpec `ebpf:"hook_start_kprobe"`
-	HookSysEnter         *ebpf.ProgramSpec `ebpf:"hook_sys_enter"`
-	HookSysExit          *ebpf.ProgramSpec `ebpf:"hook_sys_exit"`
-	HookUringComplete    *ebpf.ProgramSpec `ebpf:"hook_uring_complete"`
-	HookUringQueue       *ebpf.ProgramSpec `ebpf:"hook_uring_queue"`
-	HookUringSubmit      *ebpf.ProgramSpec `ebpf:"hook_uring_submit"`
-	ListTasks            *ebpf.ProgramSpec `ebpf:"list_tasks"`
+	Control                  *ebpf.ProgramSpec `ebpf:"control"`
+	HookEndFentry            *ebpf.ProgramSpec `ebpf:"hook_end_fentry"`
+	HookEndFentry2           *ebpf.ProgramSpec `ebpf:"hook_end_fentry2"`
+	HookEndKprobe            *ebpf.ProgramSpec `ebpf:"hook_end_kprobe"`
+	HookEnterMprotect        *ebpf.ProgramSpec `ebpf:"hook_enter_mprotect"`
+	HookEnterMremap          *ebpf.ProgramSpec `ebpf:"hook_enter_mremap"`
+	HookEnterMunmap          *ebpf.ProgramSpec `ebpf:"hook_enter_munmap"`
+	HookExec                 *ebpf.ProgramSpec `ebpf:"hook_exec"`
+	HookExecCopy             *ebpf.ProgramSpec `ebpf:"hook_exec_copy"`
+	HookExit                 *ebpf.ProgramSpec `ebpf:"hook_exit"`
+	HookExitCopy             *ebpf.ProgramSpec `ebpf:"hook_exit_copy"`
+	HookExitMprotect         *ebpf.ProgramSpec `ebpf:"hook_exit_mprotect"`
+	HookExitMremap           *ebpf.ProgramSpec `ebpf:"hook_exit_mremap"`
+	HookExitMunmap           *ebpf.ProgramSpec `ebpf:"hook_exit_munmap"`
+	HookFork                 *ebpf.ProgramSpec `ebpf:"hook_fork"`
+	HookForkCopy             *ebpf.ProgramSpec `ebpf:"hook_fork_copy"`
+	HookKvmUnmap             *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap"`
+	HookKvmUnmapClassic      *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap_classic"`
+	HookKvmUnmapCopy         *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap_copy"`
+	HookKvmWitness           *ebpf.ProgramSpec `ebpf:"hook_kvm_witness"`
+	HookKvmWitnessClassic    *ebpf.ProgramSpec `ebpf:"hook_kvm_witness_classic"`
+	HookKvmWitnessCopy       *ebpf.ProgramSpec `ebpf:"hook_kvm_witness_copy"`
+	HookSpaceDeath           *ebpf.ProgramSpec `ebpf:"hook_space_death"`
+	HookSpaceDeathClassic    *ebpf.ProgramSpec `ebpf:"hook_space_death_classic"`
+	HookSpaceDeathCopy       *ebpf.ProgramSpec `ebpf:"hook_space_death_copy"`
+	HookSpaceDeathFentry     *ebpf.ProgramSpec `ebpf:"hook_space_death_fentry"`
+	HookSpaceDeathKprobe     *ebpf.ProgramSpec `ebpf:"hook_space_death_kprobe"`
+	HookStartFentry          *ebpf.ProgramSpec `ebpf:"hook_start_fentry"`
+	HookStartFentry2         *ebpf.ProgramSpec `ebpf:"hook_start_fentry2"`
+	HookStartKprobe          *ebpf.ProgramSpec `ebpf:"hook_start_kprobe"`
+	HookSysEnter             *ebpf.ProgramSpec `ebpf:"hook_sys_enter"`
+	HookSysEnterClassic      *ebpf.ProgramSpec `ebpf:"hook_sys_enter_classic"`
+	HookSysEnterCopy         *ebpf.ProgramSpec `ebpf:"hook_sys_enter_copy"`
+	HookSysExit              *ebpf.ProgramSpec `ebpf:"hook_sys_exit"`
+	HookSysExitClassic       *ebpf.ProgramSpec `ebpf:"hook_sys_exit_classic"`
+	HookSysExitCopy          *ebpf.ProgramSpec `ebpf:"hook_sys_exit_copy"`
+	HookUringComplete        *ebpf.ProgramSpec `ebpf:"hook_uring_complete"`
+	HookUringCompleteClassic *ebpf.ProgramSpec `ebpf:"hook_uring_complete_classic"`
+	HookUringCompleteCopy    *ebpf.ProgramSpec `ebpf:"hook_uring_complete_copy"`
+	HookUringQueue           *ebpf.ProgramSpec `ebpf:"hook_uring_queue"`
+	HookUringQueueClassic    *ebpf.ProgramSpec `ebpf:"hook_uring_queue_classic"`
+	HookUringQueueCopy       *ebpf.ProgramSpec `ebpf:"hook_uring_queue_copy"`
+	HookUringSubmit          *ebpf.ProgramSpec `ebpf:"hook_uring_submit"`
+	HookUringSubmitClassic   *ebpf.ProgramSpec `ebpf:"hook_uring_submit_classic"`
+	HookUringSubmitCopy      *ebpf.ProgramSpec `ebpf:"hook_uring_submit_copy"`
+	ListTasks                *ebpf.ProgramSpec `ebpf:"list_tasks"`
 }
 
 // SyscallMapSpecs contains maps before they are loaded into the kernel.
@@ -163,16 +204,19 @@ type SyscallMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallVariableSpecs struct {
-	GuardsOff    *ebpf.VariableSpec `ebpf:"guards_off"`
-	HugePageSize *ebpf.VariableSpec `ebpf:"huge_page_size"`
-	IterCalled   *ebpf.VariableSpec `ebpf:"iter_called"`
-	IterMm       *ebpf.VariableSpec `ebpf:"iter_mm"`
-	IterRef      *ebpf.VariableSpec `ebpf:"iter_ref"`
-	PageSize     *ebpf.VariableSpec `ebpf:"page_size"`
-	SpaceKey     *ebpf.VariableSpec `ebpf:"space_key"`
-	TypeInterest *ebpf.VariableSpec `ebpf:"type_interest"`
-	TypeRecord   *ebpf.VariableSpec `ebpf:"type_record"`
-	TypeStatus   *ebpf.VariableSpec `ebpf:"type_status"`
+	Copies        *ebpf.VariableSpec `ebpf:"copies"`
+	GuardsOff     *ebpf.VariableSpec `ebpf:"guards_off"`
+	HugePageSize  *ebpf.VariableSpec `ebpf:"huge_page_size"`
+	IterCalled    *ebpf.VariableSpec `ebpf:"iter_called"`
+	IterMm        *ebpf.VariableSpec `ebpf:"iter_mm"`
+	IterRef       *ebpf.VariableSpec `ebpf:"iter_ref"`
+	PageSize      *ebpf.VariableSpec `ebpf:"page_size"`
+	SlotsEnd      *ebpf.VariableSpec `ebpf:"slots_end"`
+	SpaceKey      *ebpf.VariableSpec `ebpf:"space_key"`
+	TypeInterest  *ebpf.VariableSpec `ebpf:"type_interest"`
+	TypeRecord    *ebpf.VariableSpec `ebpf:"type_record"`
+	TypeStatus    *ebpf.VariableSpec `ebpf:"type_status"`
+	WitnessNeeded *ebpf.VariableSpec `ebpf:"witness_needed"`
 }
 
 // SyscallObjects contains all objects after they have been loaded into the kernel.
@@ -230,49 +274,71 @@ func (m *SyscallMaps) Close() error {
 //
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallVariables struct {
-	GuardsOff    *ebpf.Variable `ebpf:"guards_off"`
-	HugePageSize *ebpf.Variable `ebpf:"huge_page_size"`
-	IterCalled   *ebpf.Variable `ebpf:"iter_called"`
-	IterMm       *ebpf.Variable `ebpf:"iter_mm"`
-	IterRef      *ebpf.Variable `ebpf:"iter_ref"`
-	PageSize     *ebpf.Variable `ebpf:"page_size"`
-	SpaceKey     *ebpf.Variable `ebpf:"space_key"`
-	TypeInterest *ebpf.Variable `ebpf:"type_interest"`
-	TypeRecord   *ebpf.Variable `ebpf:"type_record"`
-	TypeStatus   *ebpf.Variable `ebpf:"type_status"`
+	Copies        *ebpf.Variable `ebpf:"copies"`
+	GuardsOff     *ebpf.Variable `ebpf:"guards_off"`
+	HugePageSize  *ebpf.Variable `ebpf:"huge_page_size"`
+	IterCalled    *ebpf.Variable `ebpf:"iter_called"`
+	IterMm        *ebpf.Variable `ebpf:"iter_mm"`
+	IterRef       *ebpf.Variable `ebpf:"iter_ref"`
+	PageSize      *ebpf.Variable `ebpf:"page_size"`
+	SlotsEnd      *ebpf.Variable `ebpf:"slots_end"`
+	SpaceKey      *ebpf.Variable `ebpf:"space_key"`
+	TypeInterest  *ebpf.Variable `ebpf:"type_interest"`
+	TypeRecord    *ebpf.Variable `ebpf:"type_record"`
+	TypeStatus    *ebpf.Variable `ebpf:"type_status"`
+	WitnessNeeded *ebpf.Variable `ebpf:"witness_needed"`
 }
 
 // SyscallPrograms contains all programs after they have been loaded into the kernel.
 //
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallPrograms struct {
-	Control              *ebpf.Program `ebpf:"control"`
-	HookEndFentry        *ebpf.Program `ebpf:"hook_end_fentry"`
-	HookEndFentry2       *ebpf.Program `ebpf:"hook_end_fentry2"`
-	HookEndKprobe        *ebpf.Program `ebpf:"hook_end_kprobe"`
-	HookEnterMprotect    *ebpf.Program `ebpf:"hook_enter_mprotect"`
-	HookEnterMremap      *ebpf.Program `ebpf:"hook_enter_mremap"`
-	HookEnterMunmap      *ebpf.Program `ebpf:"hook_enter_munmap"`
-	HookExec             *ebpf.Program `ebpf:"hook_exec"`
-	HookExit             *ebpf.Program `ebpf:"hook_exit"`
-	HookExitMprotect     *ebpf.Program `ebpf:"hook_exit_mprotect"`
-	HookExitMremap       *ebpf.Program `ebpf:"hook_exit_mremap"`
-	HookExitMunmap       *ebpf.Program `ebpf:"hook_exit_munmap"`
-	HookFork             *ebpf.Program `ebpf:"hook_fork"`
-	HookKvmUnmap         *ebpf.Program `ebpf:"hook_kvm_unmap"`
-	HookKvmWitness       *ebpf.Program `ebpf:"hook_kvm_witness"`
-	HookSpaceDeath       *ebpf.Program `ebpf:"hook_space_death"`
-	HookSpaceDeathFentry *ebpf.Program `ebpf:"hook_space_death_fentry"`
-	HookSpaceDeathKprobe *ebpf.Program `ebpf:"hook_space_death_kprobe"`
-	HookStartFentry      *ebpf.Program `ebpf:"hook_start_fentry"`
-	HookStartFentry2     *ebpf.Program `ebpf:"hook_start_fentry2"`
-	HookStartKprobe      *ebpf.Program `ebpf:"hook_start_kprobe"`
-	HookSysEnter         *ebpf.Program `ebpf:"hook_sys_enter"`
-	HookSysExit          *ebpf.Program `ebpf:"hook_sys_exit"`
-	HookUringComplete    *ebpf.Program `ebpf:"hook_uring_complete"`
-	HookUringQueue       *ebpf.Program `ebpf:"hook_uring_queue"`
-	HookUringSubmit      *ebpf.Program `ebpf:"hook_uring_submit"`
-	ListTasks            *ebpf.Program `ebpf:"list_tasks"`
+	Control                  *ebpf.Program `ebpf:"control"`
+	HookEndFentry            *ebpf.Program `ebpf:"hook_end_fentry"`
+	HookEndFentry2           *ebpf.Program `ebpf:"hook_end_fentry2"`
+	HookEndKprobe            *ebpf.Program `ebpf:"hook_end_kprobe"`
+	HookEnterMprotect        *ebpf.Program `ebpf:"hook_enter_mprotect"`
+	HookEnterMremap          *ebpf.Program `ebpf:"hook_enter_mremap"`
+	HookEnterMunmap          *ebpf.Program `ebpf:"hook_enter_munmap"`
+	HookExec                 *ebpf.Program `ebpf:"hook_exec"`
+	HookExecCopy             *ebpf.Program `ebpf:"hook_exec_copy"`
+	HookExit                 *ebpf.Program `ebpf:"hook_exit"`
+	HookExitCopy             *ebpf.Program `ebpf:"hook_exit_copy"`
+	HookExitMprotect         *ebpf.Program `ebpf:"hook_exit_mprotect"`
+	HookExitMremap           *ebpf.Program `ebpf:"hook_exit_mremap"`
+	HookExitMunmap           *ebpf.Program `ebpf:"hook_exit_munmap"`
+	HookFork                 *ebpf.Program `ebpf:"hook_fork"`
+	HookForkCopy             *ebpf.Program `ebpf:"hook_fork_copy"`
+	HookKvmUnmap             *ebpf.Program `ebpf:"hook_kvm_unmap"`
+	HookKvmUnmapClassic      *ebpf.Program `ebpf:"hook_kvm_unmap_classic"`
+	HookKvmUnmapCopy         *ebpf.Program `ebpf:"hook_kvm_unmap_copy"`
+	HookKvmWitness           *ebpf.Program `ebpf:"hook_kvm_witness"`
+	HookKvmWitnessClassic    *ebpf.Program `ebpf:"hook_kvm_witness_classic"`
+	HookKvmWitnessCopy       *ebpf.Program `ebpf:"hook_kvm_witness_copy"`
+	HookSpaceDeath           *ebpf.Program `ebpf:"hook_space_death"`
+	HookSpaceDeathClassic    *ebpf.Program `ebpf:"hook_space_death_classic"`
+	HookSpaceDeathCopy       *ebpf.Program `ebpf:"hook_space_death_copy"`
+	HookSpaceDeathFentry     *ebpf.Program `ebpf:"hook_space_death_fentry"`
+	HookSpaceDeathKprobe     *ebpf.Program `ebpf:"hook_space_death_kprobe"`
+	HookStartFentry          *ebpf.Program `ebpf:"hook_start_fentry"`
+	HookStartFentry2         *ebpf.Program `ebpf:"hook_start_fentry2"`
+	HookStartKprobe          *ebpf.Program `ebpf:"hook_start_kprobe"`
+	HookSysEnter             *ebpf.Program `ebpf:"hook_sys_enter"`
+	HookSysEnterClassic      *ebpf.Program `ebpf:"hook_sys_enter_classic"`
+	HookSysEnterCopy         *ebpf.Program `ebpf:"hook_sys_enter_copy"`
+	HookSysExit              *ebpf.Program `ebpf:"hook_sys_exit"`
+	HookSysExitClassic       *ebpf.Program `ebpf:"hook_sys_exit_classic"`
+	HookSysExitCopy          *ebpf.Program `ebpf:"hook_sys_exit_copy"`
+	HookUringComplete        *ebpf.Program `ebpf:"hook_uring_complete"`
+	HookUringCompleteClassic *ebpf.Program `ebpf:"hook_uring_complete_classic"`
+	HookUringCompleteCopy    *ebpf.Program `ebpf:"hook_uring_complete_copy"`
+	HookUringQueue           *ebpf.Program `ebpf:"hook_uring_queue"`
+	HookUringQueueClassic    *ebpf.Program `ebpf:"hook_uring_queue_classic"`
+	HookUringQueueCopy       *ebpf.Program `ebpf:"hook_uring_queue_copy"`
+	HookUringSubmit          *ebpf.Program `ebpf:"hook_uring_submit"`
+	HookUringSubmitClassic   *ebpf.Program `ebpf:"hook_uring_submit_classic"`
+	HookUringSubmitCopy      *ebpf.Program `ebpf:"hook_uring_submit_copy"`
+	ListTasks                *ebpf.Program `ebpf:"list_tasks"`
 }
 
 func (p *SyscallPrograms) Close() error {
@@ -285,24 +351,43 @@ func (p *SyscallPrograms) Close() error {
 		p.HookEnterMremap,
 		p.HookEnterMunmap,
 		p.HookExec,
+		p.HookExecCopy,
 		p.HookExit,
+		p.HookExitCopy,
 		p.HookExitMprotect,
 		p.HookExitMremap,
 		p.HookExitMunmap,
 		p.HookFork,
+		p.HookForkCopy,
 		p.HookKvmUnmap,
+		p.HookKvmUnmapClassic,
+		p.HookKvmUnmapCopy,
 		p.HookKvmWitness,
+		p.HookKvmWitnessClassic,
+		p.HookKvmWitnessCopy,
 		p.HookSpaceDeath,
+		p.HookSpaceDeathClassic,
+		p.HookSpaceDeathCopy,
 		p.HookSpaceDeathFentry,
 		p.HookSpaceDeathKprobe,
 		p.HookStartFentry,
 		p.HookStartFentry2,
 		p.HookStartKprobe,
 		p.HookSysEnter,
+		p.HookSysEnterClassic,
+		p.HookSysEnterCopy,
 		p.HookSysExit,
+		p.HookSysExitClassic,
+		p.HookSysExitCopy,
 		p.HookUringComplete,
+		p.HookUringCompleteClassic,
+		p.HookUringCompleteCopy,
 		p.HookUringQueue,
+		p.HookUringQueueClassic,
+		p.HookUringQueueCopy,
 		p.HookUringSubmit,
+		p.HookUringSubmitClassic,
+		p.HookUringSubmitCopy,
 		p.ListTasks,
 	)
 }

@@ -90,7 +90,27 @@ enum ummu_hook {
 	UMMU_HOOK_NOTIFIER_START_FENTRY2 = 23,
 	UMMU_HOOK_NOTIFIER_END_FENTRY2 = 24,
 	UMMU_HOOK_KVM_WITNESS = 25,
-	UMMU_HOOK_MAX = 32,
+	/* copies, where the kernel may skip a raw tracepoint program (7.0) */
+	UMMU_HOOK_SYS_ENTER_COPY = 40,
+	UMMU_HOOK_SYS_EXIT_COPY = 41,
+	UMMU_HOOK_SYS_ENTER_CLASSIC = 42,
+	UMMU_HOOK_SYS_EXIT_CLASSIC = 43,
+	UMMU_HOOK_URING_SUBMIT_COPY = 44,
+	UMMU_HOOK_URING_QUEUE_COPY = 45,
+	UMMU_HOOK_URING_COMPLETE_COPY = 46,
+	UMMU_HOOK_URING_SUBMIT_CLASSIC = 47,
+	UMMU_HOOK_URING_QUEUE_CLASSIC = 48,
+	UMMU_HOOK_URING_COMPLETE_CLASSIC = 49,
+	UMMU_HOOK_SCHED_FORK_COPY = 50,
+	UMMU_HOOK_SCHED_EXEC_COPY = 51,
+	UMMU_HOOK_SCHED_EXIT_COPY = 52,
+	UMMU_HOOK_EXIT_MMAP_COPY = 53,
+	UMMU_HOOK_EXIT_MMAP_CLASSIC = 54,
+	UMMU_HOOK_KVM_UNMAP_COPY = 55,
+	UMMU_HOOK_KVM_UNMAP_CLASSIC = 56,
+	UMMU_HOOK_KVM_WITNESS_COPY = 57,
+	UMMU_HOOK_KVM_WITNESS_CLASSIC = 58,
+	UMMU_HOOK_MAX = 64,
 };
 
 /* Tiers, weakest first. */
@@ -180,10 +200,10 @@ struct ummu_epoch {
 	__u64 misses;		/* calls that some hook is known to have missed */
 	__u64 reserved0[5];
 	/* 64: changes whose address space the hook cannot know; they count for
-	 * every watch */
-	__u64 begun;
-	__u64 ended;
-	__u64 reserved1[502];
+	 * every watch. The kernel side takes the banks in turns, by the clock. */
+	__u64 begun[UMMU_BANKS];
+	__u64 ended[UMMU_BANKS];
+	__u64 reserved1[500];
 };
 
 /*

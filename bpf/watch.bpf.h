@@ -69,18 +69,21 @@ struct inflight {
 	u8 entered;	/* SAW_* of the hooks that saw the begin */
 	u8 exited;
 	u8 call;
-	u8 foreign;	/* counted in the epoch page instead */
+	u8 foreign;	/* counted in the epoch page instead: 1 + bank */
 	u8 brk;		/* counted in space.brks */
 	u8 pad[1];
 	u64 brk_old;
 	u64 depth;	/* notifier: where on the stack the event was */
 	u64 seen_ns;	/* notifier probes: when the first of two hooks saw it */
 	u64 a[6];
+	u64 raw[2];	/* first arguments of the call, as its hooks compare them */
 	u8 bank[REFS];	/* the bank that ref[i] was counted in */
 	u8 pad2[4];
 };
-#define SAW_MAIN	1
-#define SAW_CLASSIC	2
+#define SAW_MAIN	1	/* tp_btf/sys_enter, sys_exit */
+#define SAW_CLASSIC	2	/* the tracepoint of one call; no arguments at the exit */
+#define SAW_COPY	4	/* tp_btf/sys_enter, sys_exit again: from 7.0 */
+#define SAW_ANY_CALL	8	/* tracepoint/raw_syscalls/...: from 7.0 */
 
 struct inner_status {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -225,6 +228,7 @@ struct {
 	__type(value, u64);
 } counters SEC(".maps");
 
+u32 slots_end; /* no slot from here on is in use; set by the loader */
 const volatile u64 space_key = 1; /* odd; hides kernel pointers in record.space */
 
 static const struct inflight no_inflight;
@@ -263,6 +267,39 @@ static __always_inline void add_ordered(u64 *p, u64 v)
 	ADD(p, v);
 	asm volatile("" : : : "memory");
 #endif
+}
+
+static __always_inline struct ummu_epoch *epoch_page(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&epoch, &zero);
+}
+
+/*
+ * A change of nobody-knows-whose address space. Nobody may write the page that
+ * its watches share, so the bank of new ones changes by itself, every
+ * millisecond: meanwhile the other one dries up, and feed.Begin waits two.
+ */
+static __always_inline void foreign_begin(struct inflight *f)
+{
+	struct ummu_epoch *e = epoch_page();
+	u32 bank = bpf_ktime_get_ns() >> 20 & 1;
+
+	if (!e)
+		return;
+	f->foreign = 1 + bank;	/* before it counts: see deliver() */
+	if (ON(GUARD_FOREIGN))
+		add_ordered(&e->begun[bank], 1);
+}
+
+static __always_inline void foreign_end(struct inflight *f)
+{
+	struct ummu_epoch *e = epoch_page();
+
+	if (e && ON(GUARD_FOREIGN))
+		ADD(&e->ended[(f->foreign - 1) & 1], 1);
+	f->foreign = 0;
 }
 
 static __always_inline struct slot_conf *conf_of(u64 ref)
@@ -343,19 +380,41 @@ static __always_inline u64 wakeup(void *ring, const struct slot_conf *conf)
 	return past < WAKE_WINDOW ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
 
+/* Set where the probes alone may all miss a begin: the kernel preempts its own
+ * code. There KVM's tracepoint has to be behind them. */
+const volatile u64 witness_needed;
+
+static __always_inline bool is_kvm_event(u8 hook)
+{
+	return hook == UMMU_HOOK_KVM_UNMAP || hook == UMMU_HOOK_KVM_UNMAP_COPY || hook == UMMU_HOOK_KVM_UNMAP_CLASSIC;
+}
+
+static __always_inline bool is_notifier_probe(u8 hook)
+{
+	return hook == UMMU_HOOK_NOTIFIER_START_FENTRY || hook == UMMU_HOOK_NOTIFIER_START_FENTRY2 ||
+	       hook == UMMU_HOOK_NOTIFIER_START_KPROBE || hook == UMMU_HOOK_KVM_WITNESS ||
+	       hook == UMMU_HOOK_KVM_WITNESS_COPY || hook == UMMU_HOOK_KVM_WITNESS_CLASSIC;
+}
+
 /*
  * Whether the change takes away what keeps the notifier of a watch's tier
  * registered: from then on nothing would be seen. (Whose mapping it is cannot
  * always be known; another's at that very address ends the watch as well.)
+ * Advice leaves a mapping where it is. So does what concerns everything: it is
+ * soft-dirty tracking that begins anew (clear_refs_write(), fs/proc/task_mmu.c);
+ * exit_mmap() lets the notifiers go before it unmaps.
  */
 static __always_inline bool silences(const struct change *c, u64 ref)
 {
 	struct ummu_interest *in;
 
-	if (c->hook != UMMU_HOOK_KVM_UNMAP || c->kind == UMMU_PROTECT)
+	if (!is_kvm_event(c->hook) && !(witness_needed && is_notifier_probe(c->hook)))
+		return false;
+	if (c->kind == UMMU_PROTECT || (c->kind == UMMU_ZAP && c->abi == UMMU_ABI_NATIVE) ||
+	    (!c->start && c->end >= TO_TOP - page_size))
 		return false;
 	in = interest_of(ref);
-	return in && in->holder && c->start <= in->holder && in->holder < c->end;
+	return in && in->holder && c->start <= in->holder && in->holder < c->end && ON(GUARD_HOLDER);
 }
 
 /* Writes the record of f for one watch. Every way to fail is counted. */
@@ -364,10 +423,16 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 {
 	u32 kinds = c->phase == UMMU_BEGIN ? conf->begin_kinds : conf->end_kinds;
 	u32 slot = ref & REF_SLOT;
+	u64 *comm, id, start = c->start, end = c->end;
 	struct ummu_record *r;
-	u64 *comm, id;
 	void *ring;
 
+	if (!ON(GUARD_RANGE_PLACE) && end != TO_TOP) {
+		start += page_size;
+		end += page_size;
+	}
+	if (!ON(GUARD_RANGE_WHOLE) && end - start > page_size)
+		end -= page_size;
 	if (!(kinds & (1u << (c->kind & 31))))
 		return;
 	if ((conf->flags & SLOT_TRACK) && silences(c, ref)) {
@@ -376,7 +441,7 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 		return;
 	}
 	if ((conf->flags & SLOT_TRACK) && c->kind <= UMMU_PROTECT && ON(GUARD_FILTERED) &&
-	    !interesting(ref, c->start, c->end) &&
+	    !interesting(ref, start, end) &&
 	    (!ON(GUARD_DESTINATION) || !interesting(ref, c->to_start, c->to_end))) {
 		ADD(&st->filtered, 1);
 		return;
@@ -398,8 +463,8 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 	}
 	id = bpf_get_current_pid_tgid();
 	r->time_ns = bpf_ktime_get_ns();
-	r->start = c->start;
-	r->end = c->end;
+	r->start = start;
+	r->end = end;
 	r->to_start = c->to_start;
 	r->to_end = c->to_end;
 	r->lost = st->lost;
@@ -486,7 +551,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 
 			/* nothing of the client's: it only shows where it is */
 			if (in && in->marker && in->marker == f->c.start && f->c.end == f->c.start + page_size &&
-			    f->c.kind == UMMU_ZAP && f->c.hook == UMMU_HOOK_KVM_UNMAP)
+			    f->c.kind == UMMU_ZAP && is_kvm_event(f->c.hook) && ON(GUARD_MARKER))
 				return 0;
 			f->bank[i] = bank;
 			/* off: only what is interesting when it begins */

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
@@ -178,10 +179,22 @@ func (w *Watch) quiet(bank int) bool {
 	return ended == atomic.LoadUint64(&w.status.Begun[bank])
 }
 
-// quietForeign is quiet for the changes of unknown address spaces.
-func (w *Watch) quietForeign() bool {
-	ended := atomic.LoadUint64(&w.epochPage.Ended)
-	return ended == atomic.LoadUint64(&w.epochPage.Begun)
+// foreign is which banks of the changes of unknown address spaces were quiet
+// since the wait began.
+type foreign [layout.Banks]bool
+
+// look reports that each of them was by now.
+func (q *foreign) look(w *Watch) bool {
+	if guard.Off(guard.QuietForeign) {
+		return true
+	}
+	for bank := range q {
+		if !q[bank] {
+			ended := atomic.LoadUint64(&w.epochPage.Ended[bank])
+			q[bank] = ended == atomic.LoadUint64(&w.epochPage.Begun[bank])
+		}
+	}
+	return q[0] && q[1]
 }
 
 // settle waits until each bank was quiet at some moment of the call; the
@@ -195,14 +208,15 @@ func (w *Watch) quietForeign() bool {
 // later: it finds the interest. So changing the bank is always safe.
 func (w *Watch) settle() bool {
 	defer runtime.KeepAlive(w)
-	q0, q1, qf := w.quiet(0), w.quiet(1), w.quietForeign()
+	var others foreign
+	q0, q1, qf := w.quiet(0), w.quiet(1), others.look(w)
 	if q0 && q1 && qf {
 		return true
 	}
 	if w.marker != nil {
 		// This thread's last change is over: show the kernel side that.
 		unix.Madvise(w.marker, unix.MADV_DONTNEED)
-		q0, q1 = q0 || w.quiet(0), q1 || w.quiet(1)
+		q0, q1, qf = q0 || w.quiet(0), q1 || w.quiet(1), qf || others.look(w)
 		if q0 && q1 && qf {
 			return true
 		}
@@ -217,7 +231,7 @@ func (w *Watch) settle() bool {
 	}()
 	pause := 5 * time.Microsecond
 	for i := 0; ; i++ {
-		q0, q1, qf = q0 || w.quiet(0), q1 || w.quiet(1), qf || w.quietForeign()
+		q0, q1, qf = q0 || w.quiet(0), q1 || w.quiet(1), qf || others.look(w)
 		if q0 && q1 && qf {
 			return true
 		}

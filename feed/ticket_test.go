@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
@@ -137,6 +138,55 @@ func TestBeginSettlesUnderTraffic(t *testing.T) {
 			c = next
 		}
 		c.End()
+	})
+	cacheable := 0
+	for i := 0; i < 1000 && cacheable < 20; i++ {
+		if commit(w, pages(1, 2)) == feed.Cacheable {
+			cacheable++
+		}
+	}
+	done.Store(true)
+	wg.Wait()
+	if cacheable < 20 {
+		t.Errorf("cacheable %d times, %+v", cacheable, w.Stats())
+	}
+}
+
+// Begin waits for changes of nobody-knows-whose, in either bank.
+func TestBeginWaitsForForeignChange(t *testing.T) {
+	p, w := pair(t, feedtest.Options{})
+	for bank := range p.Epoch.Begun {
+		atomic.AddUint64(&p.Epoch.Begun[bank], 1)
+		if v := commit(w, pages(10, 20)); v != feed.InFlight {
+			t.Errorf("bank %d: with the change in flight: %v", bank, v)
+		}
+		atomic.AddUint64(&p.Epoch.Ended[bank], 1)
+		if v := commit(w, pages(10, 20)); v != feed.Cacheable {
+			t.Errorf("bank %d: after its end: %v", bank, v)
+		}
+	}
+}
+
+// Changes of nobody-knows-whose that overlap without a pause keep a bank busy
+// for ever; the kernel side takes them in turns.
+func TestBeginSettlesUnderForeignTraffic(t *testing.T) {
+	p, w := pair(t, feedtest.Options{})
+	start := time.Now()
+	begin := func() (end func()) {
+		bank := time.Since(start).Milliseconds() & 1
+		atomic.AddUint64(&p.Epoch.Begun[bank], 1)
+		return func() { atomic.AddUint64(&p.Epoch.Ended[bank], 1) }
+	}
+	end := begin()
+	var done atomic.Bool
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for !done.Load() {
+			next := begin()
+			end()
+			end = next
+		}
+		end()
 	})
 	cacheable := 0
 	for i := 0; i < 1000 && cacheable < 20; i++ {

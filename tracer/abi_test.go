@@ -272,3 +272,42 @@ func (t *Tracer) detach(tb testing.TB, name string) {
 	}
 	tb.Fatalf("hook %s is not attached", name)
 }
+
+// mremap of a hugetlb mapping rounds lengths to its page, though it is empty.
+// Whether it is one cannot be seen: what may be one by its addresses is
+// reported so, and only that.
+func TestMremapOntoByHugePages(t *testing.T) {
+	const huge = 2 << 20
+	const from, to = 64<<30 + 3*huge, 128<<30 + 5*huge
+	page := mm.Addr(mm.PageSize())
+	span := func(at, n mm.Addr) mm.Range { return mm.Range{Start: at, End: at + n} }
+	for _, c := range []struct {
+		name       string
+		flags      int // of the source
+		old, onto  mm.Addr
+		source, to mm.Range
+	}{
+		{"hugetlb", unix.MAP_HUGETLB, from, to, span(from, page), span(to, huge)},
+		{"aligned", 0, from, to, span(from, page), span(to, huge)},
+		{"source not", 0, from + page, to, span(from+page, page), span(to, page)},
+		{"destination not", 0, from, to + page, span(from, page), span(to+page, page)},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := startTracee(t)
+			const prot, flags = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS | unix.MAP_NORESERVE | unix.MAP_FIXED
+			p.call(t, unix.SYS_MMAP, from, huge, prot, flags|c.flags, -1, 0)
+			p.call(t, unix.SYS_MMAP, to, 2*huge, prot, flags, -1, 0)
+			s := watch(t, shared, PID(p.pid), WatchOptions{})
+			p.call(t, unix.SYS_MREMAP, uint64(c.old), page, page, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, uint64(c.onto))
+			records := drain(t, s)
+			if len(records) != 2 || records[0].Kind != mm.Move || !records[0].Range.Contains(c.source) || records[0].To != c.to ||
+				(records[0].Flags&mm.Superset != 0) != (c.to.Len() != uint64(page)) {
+				t.Errorf("want a move of %v onto %v:%s", c.source, c.to, show(records))
+			}
+			moved := mapped(t, p.pid, func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("%x-", uint64(c.onto))) })
+			if c.flags != 0 && moved.Len() != huge {
+				t.Errorf("%v is at the destination: this kernel does otherwise", moved)
+			}
+		})
+	}
+}

@@ -47,6 +47,10 @@ type Coverage struct {
 	Tier  Tier
 	Hooks []HookStatus
 	Gaps  []Gap
+	// Weak says what the kernel may skip without another hook behind it. A tier
+	// with anything here must not be used for a cache: a change could be unseen
+	// until the miss counters are read.
+	Weak []string `json:",omitempty"`
 }
 
 // HookStatus is the fate of one hook.

@@ -29,6 +29,11 @@ type FeedOptions struct {
 	// NoRing leaves the ring out: each change of what is interesting counts
 	// as a loss, so the client drops everything. Coarse, and right.
 	NoRing bool
+	// Witness promises that a virtual machine of the target's address space
+	// lives as long as the feed ([MakeNotifier], package internal/inject), so
+	// that KVM's tracepoint is behind the notifier probes. Where the kernel
+	// preempts its own code OpenFeed of that tier refuses without it.
+	Witness bool
 }
 
 const defaultFeedRingBytes = 256 << 10
@@ -36,6 +41,12 @@ const defaultFeedRingBytes = 256 << 10
 // ErrInFlight is returned by [Tracer.OpenFeed] if the target did not come to
 // rest: a change that began before the feed was opened is still under way.
 var ErrInFlight = errors.New("a change of the address space is still in flight")
+
+// ErrNoWitness is returned by [Tracer.OpenFeed] of the notifier/probe tier on
+// kernels that preempt their own code (preempt=full, lazy; see [Preemptible]):
+// they may skip all probes of the begin of a change, and only KVM's tracepoint,
+// where a virtual machine lives, tells before it is done.
+var ErrNoWitness = errors.New("this kernel may skip the notifier probes, and no virtual machine is kept whose tracepoint would tell")
 
 // settleLimit bounds how long OpenFeed waits for changes in flight.
 const settleLimit = 2 * time.Second
@@ -58,7 +69,7 @@ const changeKinds = 1<<mm.Unmap | 1<<mm.Replace | 1<<mm.Zap | 1<<mm.Move | 1<<mm
 // OpenFeed opens a watch for a registration cache over the address space of
 // target, which must be one process. When it returns no change that began
 // before is under way, so everything from here on is seen at its begin. It
-// fails like [Tracer.Watch], and with [ErrInFlight] after 2 s.
+// fails like [Tracer.Watch], with [ErrNoWitness], and with [ErrInFlight] after 2 s.
 func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 	if err := (WatchOptions{RingBytes: o.RingBytes}).Validate(); err != nil {
 		return nil, err
@@ -77,6 +88,9 @@ func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 	defer t.mu.Unlock()
 	if t.closed {
 		return nil, os.ErrClosed
+	}
+	if t.coverage.Tier == TierNotifierProbe && !o.Witness && Preemptible() && !guard.Off(guard.WitnessAsked) {
+		return nil, ErrNoWitness
 	}
 	ringBytes := o.RingBytes
 	if o.NoRing {

@@ -189,7 +189,6 @@ func TestClosedWatchIsNotTheNext(t *testing.T) {
 	if err := old.Close(); err != nil {
 		t.Fatal(err)
 	}
-	tr.next = old.slot.index
 	f := openFeed(t, tr, PID(b.pid))
 	if f.slot.index != old.slot.index {
 		t.Fatalf("place %d, want %d", f.slot.index, old.slot.index)

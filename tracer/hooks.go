@@ -7,12 +7,15 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
+	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -99,6 +102,107 @@ var probeHooks = []hook{
 		[]string{"kvm_unmap_hva_range"}, "", "hook_kvm_witness", ""},
 }
 
+// Where the kernel skips raw tracepoint programs each of them has copies
+// (bpf/copies.bpf.h), attached behind it.
+var (
+	syscallCopies = []hook{
+		{layout.HookSysEnterCopy, "tp_btf2/sys_enter", "the same as tp_btf/sys_enter, if that is skipped", false,
+			nil, "", "hook_sys_enter_copy", ""},
+		{layout.HookSysExitCopy, "tp_btf2/sys_exit", "the same as tp_btf/sys_exit, if that is skipped", false,
+			nil, "", "hook_sys_exit_copy", ""},
+		{layout.HookSysEnterClassic, "tracepoint/raw_syscalls/sys_enter", "the same, if both are skipped", false,
+			[]string{"sys_enter"}, "raw_syscalls", "hook_sys_enter_classic", ""},
+		{layout.HookSysExitClassic, "tracepoint/raw_syscalls/sys_exit", "the same, if both are skipped", false,
+			[]string{"sys_exit"}, "raw_syscalls", "hook_sys_exit_classic", ""},
+		{layout.HookUringSubmitCopy, "raw_tp2/io_uring_submit_req", "madvise submitted to io_uring, if the first program is skipped", false,
+			[]string{"io_uring_submit_req"}, "", "hook_uring_submit_copy", ""},
+		{layout.HookUringQueueCopy, "raw_tp2/io_uring_queue_async_work", "madvise handed to an io_uring worker, if the first program is skipped", false,
+			[]string{"io_uring_queue_async_work"}, "", "hook_uring_queue_copy", ""},
+		{layout.HookUringCompleteCopy, "raw_tp2/io_uring_complete", "end of io_uring's madvise, if the first program is skipped", false,
+			[]string{"io_uring_complete"}, "", "hook_uring_complete_copy", ""},
+		{layout.HookUringSubmitClassic, "tracepoint/io_uring/io_uring_submit_req", "madvise submitted to io_uring, if both are skipped", false,
+			[]string{"io_uring_submit_req"}, "io_uring", "hook_uring_submit_classic", ""},
+		{layout.HookUringQueueClassic, "tracepoint/io_uring/io_uring_queue_async_work", "madvise handed to an io_uring worker, if both are skipped", false,
+			[]string{"io_uring_queue_async_work"}, "io_uring", "hook_uring_queue_classic", ""},
+		{layout.HookUringCompleteClassic, "tracepoint/io_uring/io_uring_complete", "end of io_uring's madvise, if both are skipped", false,
+			[]string{"io_uring_complete"}, "io_uring", "hook_uring_complete_classic", ""},
+	}
+	tracepointCopies = []hook{
+		{layout.HookKVMUnmapCopy, "raw_tp2/kvm_unmap_hva_range", "the same, if the first program is skipped", false,
+			[]string{"kvm_unmap_hva_range"}, "", "hook_kvm_unmap_copy", ""},
+		{layout.HookKVMUnmapClassic, "tracepoint/kvm/kvm_unmap_hva_range", "the same, if both are skipped", false,
+			[]string{"kvm_unmap_hva_range"}, "kvm", "hook_kvm_unmap_classic", ""},
+	}
+	probeCopies = []hook{
+		{layout.HookKVMWitnessCopy, "raw_tp2/kvm_unmap_hva_range:witness", "the same, if the first program is skipped", false,
+			[]string{"kvm_unmap_hva_range"}, "", "hook_kvm_witness_copy", ""},
+		{layout.HookKVMWitnessClassic, "tracepoint/kvm/kvm_unmap_hva_range:witness", "the same, if both are skipped", false,
+			[]string{"kvm_unmap_hva_range"}, "kvm", "hook_kvm_witness_classic", ""},
+	}
+	lifeCopies = []hook{
+		{layout.HookSchedForkCopy, "raw_tp2/sched_process_fork", "new processes of followed ones, if the first program is skipped", false,
+			[]string{"sched_process_fork"}, "", "hook_fork_copy", ""},
+		{layout.HookSchedExecCopy, "raw_tp2/sched_process_exec", "program execution by followed ones, if the first program is skipped", false,
+			[]string{"sched_process_exec"}, "", "hook_exec_copy", ""},
+		{layout.HookSchedExitCopy, "raw_tp2/sched_process_exit", "exit of tasks with something open, if the first program is skipped", false,
+			[]string{"sched_process_exit"}, "", "hook_exit_copy", ""},
+		{layout.HookExitMmapCopy, "raw_tp2/exit_mmap", "death of address spaces, if the first program is skipped", false,
+			[]string{"exit_mmap"}, "", "hook_space_death_copy", ""},
+		{layout.HookExitMmapClassic, "tracepoint/mmap/exit_mmap", "death of address spaces, if both are skipped", false,
+			[]string{"exit_mmap"}, "mmap", "hook_space_death_classic", ""},
+	}
+)
+
+// copiesOf are the copies of the attachments of a tier.
+func copiesOf(t Tier) []hook {
+	switch t {
+	case TierSyscall:
+		return slices.Concat(syscallCopies, lifeCopies)
+	case TierNotifierTracepoint:
+		return slices.Concat(tracepointCopies, lifeCopies)
+	case TierNotifierProbe:
+		return slices.Concat(probeCopies, lifeCopies)
+	}
+	return lifeCopies
+}
+
+// skipsRawTracepoints is since which kernel programs of raw tracepoints run
+// preemptible, and are skipped where one is already running.
+const skipsRawTracepoints = 7 << 16
+
+// weakOf are the hooks that are missing on a kernel where the others may all be
+// skipped.
+func weakOf(c *Coverage, o Options) (weak []string) {
+	var needed []hook
+	if c.Tier == TierNotifierProbe && Preemptible() {
+		for _, h := range probeHooks {
+			switch h.id {
+			case layout.HookNotifierStartFentry2, layout.HookNotifierStartKprobe, layout.HookKVMWitness:
+				needed = append(needed, h)
+			}
+		}
+	}
+	if o.skipped() {
+		needed = append(needed, copiesOf(o.Tier)...)
+	}
+	for i := range needed {
+		if !slices.ContainsFunc(c.Hooks, func(st HookStatus) bool { return st.Hook == needed[i].id && st.Attached }) {
+			weak = append(weak, needed[i].name+" is not attached: this kernel may skip the hooks that it stands in for")
+		}
+	}
+	return weak
+}
+
+// skipped reports whether the kernel skips raw tracepoint programs.
+func (o *Options) skipped() bool {
+	v, err := features.LinuxVersionCode()
+	return o.copied || err != nil || v >= skipsRawTracepoints
+}
+
+// copies reports whether the tier's raw tracepoint programs are attached more
+// than once.
+func (o *Options) copies() bool { return o.skipped() && !guard.Off(guard.Copies) }
+
 // hooksOf are the attachments of a tier.
 func hooksOf(t Tier) []hook {
 	switch t {
@@ -114,10 +218,18 @@ func hooksOf(t Tier) []hook {
 
 // adapted are the attachments of a tier on this kernel: where the notifier
 // probes exist and mmap:exit_mmap does not, exit_mmap is probed too.
-func adapted(t Tier, types kernelTypes) ([]hook, error) {
-	hooks := hooksOf(t)
-	if t != TierNotifierProbe {
+func adapted(o Options, types kernelTypes) ([]hook, error) {
+	hooks := hooksOf(o.Tier)
+	if o.copies() {
+		hooks = append(hooks, copiesOf(o.Tier)...)
+	}
+	if o.Tier != TierNotifierProbe {
 		return hooks, nil
+	}
+	if guard.Off(guard.Copies) { // one program on each side
+		hooks = slices.DeleteFunc(hooks, func(h hook) bool {
+			return strings.HasPrefix(h.name, "fentry2/") || strings.HasPrefix(h.name, "kprobe/") || h.id == layout.HookKVMWitness
+		})
 	}
 	kernel, err := types()
 	if err != nil {
@@ -134,7 +246,7 @@ func adapted(t Tier, types kernelTypes) ([]hook, error) {
 // HookName returns the name of a hook as in [Coverage], e.g.
 // "tp_btf/sys_enter", or "none".
 func HookName(h mm.Hook) string {
-	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks, deathProbes} {
+	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks, deathProbes, syscallCopies, lifeCopies, tracepointCopies, probeCopies} {
 		for i := range hooks {
 			if hooks[i].id == h {
 				return hooks[i].name
@@ -193,5 +305,7 @@ var syscallGaps = []Gap{
 	{"file-direct-write", "page-cache pages of a mapped file replaced by an O_DIRECT write"},
 	{"uffd-writeprotect", "rights taken away through a userfaultfd (UFFDIO_WRITEPROTECT)"},
 	{"driver-mapping", "mappings that a device driver changes or revokes"},
-	{"hugetlb-mremap", "the rounding of mremap lengths to huge pages while the process has no huge page populated"},
+	{"uring-backlog", "a madvise that io_uring had queued for a worker before the watch was opened, until its result: it is told with the result, not before"},
+	{"shadow-stack", "shadow stacks, which go with their thread or by arch_prctl"},
+	{"argument-race", "arguments in memory, or a descriptor, that another thread changes while a call enters (the vector of process_madvise, a file that takes the place of one on hugetlbfs)"},
 }

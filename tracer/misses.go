@@ -32,24 +32,28 @@ const (
 	countMissedEndFentry2
 )
 
-// What a miss of a hook means.
-const (
-	coveredAlone    = iota // something was lost
-	coveredTogether        // lost if all of this kind missed it
-	coveredElse            // nothing: others tell
-)
-
-// covers says so for the notifier probes. A begin is lost if all programs with
-// an exact counter were skipped; the kprobe's is not exact before 6.12. An end
-// that is missed leaves a change in flight, which the kernel side closes.
-var covers = map[mm.Hook]uint8{
-	layout.HookNotifierStartFentry:  coveredTogether,
-	layout.HookNotifierStartFentry2: coveredTogether,
-	layout.HookKVMWitness:           coveredElse, // it is not there for every notifier
-	layout.HookNotifierStartKprobe:  coveredElse,
-	layout.HookNotifierEndFentry:    coveredElse,
-	layout.HookNotifierEndFentry2:   coveredElse,
-	layout.HookNotifierEndKprobe:    coveredElse,
+// together are hooks that see the same events, of programs whose skips the
+// kernel counts exactly: an event may be lost if all of them were skipped.
+// Copies that are not attached do not count, so up to 6.x a hook that is never
+// skipped is alone; from 7.0 on the classic tracepoints count too.
+//
+// Of no importance are the kprobes, which are not counted before 6.12; the
+// classic tracepoints of single calls, which only stand in for the others; the
+// witness, which is not there for every notifier; and ends, which leave a change
+// in flight that the kernel side closes.
+var together = [][]mm.Hook{
+	{layout.HookNotifierStartFentry, layout.HookNotifierStartFentry2},
+	{layout.HookSysEnter, layout.HookSysEnterCopy, layout.HookSysEnterClassic},
+	{layout.HookSysExit, layout.HookSysExitCopy, layout.HookSysExitClassic},
+	{layout.HookUringSubmit, layout.HookUringSubmitCopy, layout.HookUringSubmitClassic},
+	{layout.HookUringQueue, layout.HookUringQueueCopy, layout.HookUringQueueClassic},
+	{layout.HookUringComplete, layout.HookUringCompleteCopy, layout.HookUringCompleteClassic},
+	{layout.HookKVMUnmap, layout.HookKVMUnmapCopy, layout.HookKVMUnmapClassic},
+	{layout.HookSchedFork, layout.HookSchedForkCopy},
+	{layout.HookSchedExec, layout.HookSchedExecCopy},
+	{layout.HookSchedExit, layout.HookSchedExitCopy},
+	{layout.HookExitMmap, layout.HookExitMmapCopy, layout.HookExitMmapClassic},
+	{layout.HookExitMmapFentry},
 }
 
 var rescues = map[mm.Hook]uint32{

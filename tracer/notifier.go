@@ -79,6 +79,14 @@ func MakeNotifier() (*Notifier, error) {
 // mapped, changes are seen. It is 0 after Close.
 func (n *Notifier) Holder() mm.Addr { return mm.Addr(uintptr(n.page)) }
 
+// Alive reports whether the page is still there, and the notifier with it.
+func (n *Notifier) Alive() (bool, error) {
+	if n.page == nil {
+		return false, nil
+	}
+	return isVCPU(n.Holder())
+}
+
 // Close lets the notifier go. It is not safe for concurrent use; a second
 // call does nothing. If the program has unmapped the page, or mapped
 // something else there, Close leaves that alone.

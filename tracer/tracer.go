@@ -33,6 +33,7 @@ import (
 	"github.com/ummu/ummu/bpf"
 	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/guard"
+	"github.com/ummu/ummu/mm"
 )
 
 // Options configure [Open]. The zero value works.
@@ -43,6 +44,8 @@ type Options struct {
 	// Tier is how changes are seen. 0: TierSyscall, the only one for streams
 	// of people; a notifier tier needs a notifier in the watched process.
 	Tier Tier
+
+	copied bool // as on a kernel that skips raw tracepoint programs
 }
 
 // Validate reports options out of range.
@@ -79,7 +82,6 @@ type Tracer struct {
 
 	mu      sync.Mutex // guards the fields below and control runs
 	slots   []bool     // by slot: taken
-	next    int        // where the search for a free slot starts
 	streams map[*Stream]struct{}
 	feeds   map[*Feed]struct{}
 	misses  map[*ebpf.Program]missed
@@ -144,13 +146,15 @@ func open(o Options) (*Tracer, error) {
 		"huge_page_size": hugePageSize(),
 		"guards_off":     guard.KernelMask(),
 		"space_key":      binary.NativeEndian.Uint64(key[:]) | 1,
+		"copies":         oneIf(o.copies()),
+		"witness_needed": oneIf(Preemptible()),
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
 		}
 	}
 	types := sync.OnceValues(btf.LoadKernelSpec)
-	hooks, err := adapted(o.Tier, types)
+	hooks, err := adapted(o, types)
 	if err != nil {
 		return nil, err
 	}
@@ -205,6 +209,7 @@ func open(o Options) (*Tracer, error) {
 		}
 		t.coverage.Hooks = append(t.coverage.Hooks, st)
 	}
+	t.coverage.Weak = weakOf(&t.coverage, o)
 	t.done.Add(1)
 	go t.pollMisses()
 	return t, nil
@@ -392,39 +397,38 @@ func recursionMisses(p *ebpf.Program) (uint64, error) {
 // missed is a miss counter as of the last look and of the one before.
 type missed struct{ now, before uint64 }
 
-// checkMisses: a program that is the only one of its kind must not be
-// skipped. Those that see the same event together have missed one only if
-// all of them were skipped, between one look and the next but one: each look
-// reads them one after the other.
+// checkMisses: an event is lost if all programs that see it were skipped
+// between one look and the next but one: each look reads them one after the
+// other.
 func (t *Tracer) checkMisses() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
 		return
 	}
-	var rise uint64
-	together, partners := uint64(math.MaxUint64), 0
+	rises := make(map[mm.Hook]uint64)
 	for i := range t.hooks {
 		h := &t.hooks[i]
 		p := t.objs.programs[h.program]
 		n, err := t.skipped(p)
-		if err != nil {
+		if err != nil || !t.coverage.Hooks[i].Attached {
 			continue
 		}
 		last := t.misses[p]
 		t.misses[p] = missed{n, last.now}
-		switch covers[h.id] {
-		case coveredAlone:
-			rise += max(n, last.now) - last.now
-		case coveredTogether:
-			if t.coverage.Hooks[i].Attached {
-				together = min(together, max(n, last.before)-last.before)
-				partners++
+		rises[h.id] = max(n, last.before) - last.before
+	}
+	var rise uint64
+	for _, group := range together {
+		least, any := uint64(math.MaxUint64), false
+		for _, id := range group {
+			if n, ok := rises[id]; ok {
+				least, any = min(least, n), true
 			}
 		}
-	}
-	if partners != 0 {
-		rise += together
+		if any {
+			rise += least
+		}
 	}
 	if rise != 0 && !guard.Off(guard.MissPolled) {
 		// the program cannot fail once loaded, but if it did, nothing

@@ -13,6 +13,46 @@ import (
 	"github.com/ummu/ummu/mm"
 )
 
+// Every row of the truth table, by the hooks as they are, and by copies: with
+// the first programs taken away, and with the second ones too.
+func TestTruthByCopies(t *testing.T) {
+	programs, err := truth.Build(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	firsts := []string{"tp_btf/sys_enter", "tp_btf/sys_exit", "raw_tp/io_uring_submit_req", "raw_tp/io_uring_queue_async_work", "raw_tp/io_uring_complete",
+		"raw_tp/sched_process_exec", "raw_tp/sched_process_exit", "raw_tp/exit_mmap"}
+	seconds := []string{"tp_btf2/sys_enter", "tp_btf2/sys_exit", "raw_tp2/io_uring_submit_req", "raw_tp2/io_uring_queue_async_work", "raw_tp2/io_uring_complete",
+		"raw_tp2/exit_mmap"}
+	for _, c := range []struct {
+		name string
+		gone []string
+	}{{"all", nil}, {"second", firsts}, {"classic", slices.Concat(firsts, seconds)}} {
+		t.Run(c.name, func(t *testing.T) {
+			tr, err := Open(Options{copied: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := tr.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+			for _, name := range c.gone {
+				if !strings.HasPrefix(name, "raw_tp/io_uring_") || tr.attached(name) {
+					tr.detach(t, name)
+				}
+			}
+			traceTruth(t, tr, programs, truth.Impls()[2])
+		})
+	}
+}
+
+// attached reports whether the kernel has the hook.
+func (t *Tracer) attached(name string) bool {
+	return slices.ContainsFunc(t.coverage.Hooks, func(h HookStatus) bool { return h.Name == name && h.Attached })
+}
+
 // Every row of the truth table: what changes something has its begin and its
 // end with the range of the table, what changes nothing has neither, and what
 // the tier cannot see is in its gaps.
@@ -26,33 +66,37 @@ func TestTruth(t *testing.T) {
 			continue // an allocator is no other way of making a call
 		}
 		t.Run(impl.Name, func(t *testing.T) {
-			p, err := programs.Start(impl)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() {
-				if err := p.Close(); err != nil {
-					t.Error(err)
-				}
-			})
-			s := watchTruth(t, p)
-			for i := range truth.Rows {
-				row := &truth.Rows[i]
-				if !row.By(impl) || row.Refused != 0 {
-					continue
-				}
-				t.Run(row.Name, func(t *testing.T) { traceRow(t, p, s, row) })
-				if row.Oracle == truth.CPUOnly { // the space is gone
-					s = watchTruth(t, p)
-				}
-			}
+			traceTruth(t, shared, programs, impl)
 		})
 	}
 }
 
-func watchTruth(t *testing.T, p *truth.Proc) *Stream {
+func traceTruth(t *testing.T, tr *Tracer, programs *truth.Programs, impl truth.Impl) {
+	p, err := programs.Start(impl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	s := watchTruth(t, tr, p)
+	for i := range truth.Rows {
+		row := &truth.Rows[i]
+		if !row.By(impl) || row.Refused != 0 {
+			continue
+		}
+		t.Run(row.Name, func(t *testing.T) { traceRow(t, tr, p, s, row) })
+		if row.Oracle == truth.CPUOnly { // the space is gone
+			s = watchTruth(t, tr, p)
+		}
+	}
+}
+
+func watchTruth(t *testing.T, tr *Tracer, p *truth.Proc) *Stream {
 	t.Helper()
-	s, err := shared.Watch(PID(p.PID()), WatchOptions{})
+	s, err := tr.Watch(PID(p.PID()), WatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +104,7 @@ func watchTruth(t *testing.T, p *truth.Proc) *Stream {
 	return s
 }
 
-func traceRow(t *testing.T, p *truth.Proc, s *Stream, row *truth.Row) {
+func traceRow(t *testing.T, tr *Tracer, p *truth.Proc, s *Stream, row *truth.Row) {
 	r, err := row.Setup(p)
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +127,7 @@ func traceRow(t *testing.T, p *truth.Proc, s *Stream, row *truth.Row) {
 		t.Errorf("pages %s, want %s (%v)", seen, row.Want, err)
 	}
 
-	complaints := judge(shared.Coverage(), r, records)
+	complaints := judge(tr.Coverage(), r, records)
 	if len(complaints) > 0 {
 		for i := range records {
 			if rec := &records[i]; rec.Touches(r.Buffer()) || rec.Kind == mm.Map || row.Name == "exec" {
@@ -95,14 +139,14 @@ func traceRow(t *testing.T, p *truth.Proc, s *Stream, row *truth.Row) {
 	}
 
 	// the judge would have noticed
-	if row.Changes() && row.Gap == "" && judge(shared.Coverage(), r, nil) == nil {
+	if row.Changes() && row.Gap == "" && judge(tr.Coverage(), r, nil) == nil {
 		t.Error("judge is content without records")
 	}
 	if row.Gap != "" && judge(Coverage{}, r, records) == nil {
 		t.Error("judge is content without the gap")
 	}
 	stray := mm.Record{Kind: mm.Replace, Phase: mm.PhaseBegin, Range: r.Span(truth.Span{First: -1, End: 1}), PID: uint32(p.PID())}
-	if !slices.Contains(row.May, stray.Kind) && judge(shared.Coverage(), r, append(records, stray)) == nil {
+	if !slices.Contains(row.May, stray.Kind) && judge(tr.Coverage(), r, append(records, stray)) == nil {
 		t.Error("judge is content with a stray record")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -136,18 +137,16 @@ func (t *Tracer) Watch(target Target, o WatchOptions) (*Stream, error) {
 
 // openSlot makes the maps of a watch and publishes them; t.mu is held.
 func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
-	index := -1
-	for i := range t.slots {
-		if j := (t.next + i) % len(t.slots); !t.slots[j] {
-			index = j
-			break
-		}
-	}
+	index := slices.Index(t.slots, false) // the lowest: see slots_end
 	if index < 0 {
 		return nil, &LimitError{LimitWatches}
 	}
 	sl := &slot{index: index}
 	t.slots[index] = true
+	if err := t.setSlotsEnd(); err != nil {
+		t.slots[index] = false
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			t.closeSlot(sl)
@@ -203,7 +202,6 @@ func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
 		return nil, fmt.Errorf("publish slot: %w", err)
 	}
 	sl.ref = uint64(conf.Incarnation)<<32 | uint64(index)
-	t.next = (index + 1) % len(t.slots)
 	return sl, nil
 }
 
@@ -258,7 +256,21 @@ func (t *Tracer) closeSlot(sl *slot) error {
 		}
 	}
 	t.slots[sl.index] = false
+	errs = append(errs, t.setSlotsEnd())
 	return errors.Join(errs...)
+}
+
+// setSlotsEnd tells the kernel side which slot is the last in use, for what
+// concerns all; t.mu is held.
+func (t *Tracer) setSlotsEnd() error {
+	end := len(t.slots)
+	for end > 0 && !t.slots[end-1] {
+		end--
+	}
+	if err := t.objs.SlotsEnd.Set(uint32(end)); err != nil {
+		return fmt.Errorf("set the number of slots: %w", err)
+	}
+	return nil
 }
 
 // bind makes the address space of target refer to the slot and returns it;

@@ -70,5 +70,24 @@ const (
 	HookNotifierStartFentry2 = C.UMMU_HOOK_NOTIFIER_START_FENTRY2
 	HookNotifierEndFentry2   = C.UMMU_HOOK_NOTIFIER_END_FENTRY2
 	HookKVMWitness           = C.UMMU_HOOK_KVM_WITNESS
+	HookSysEnterCopy         = C.UMMU_HOOK_SYS_ENTER_COPY
+	HookSysExitCopy          = C.UMMU_HOOK_SYS_EXIT_COPY
+	HookSysEnterClassic      = C.UMMU_HOOK_SYS_ENTER_CLASSIC
+	HookSysExitClassic       = C.UMMU_HOOK_SYS_EXIT_CLASSIC
+	HookUringSubmitCopy      = C.UMMU_HOOK_URING_SUBMIT_COPY
+	HookUringQueueCopy       = C.UMMU_HOOK_URING_QUEUE_COPY
+	HookUringCompleteCopy    = C.UMMU_HOOK_URING_COMPLETE_COPY
+	HookUringSubmitClassic   = C.UMMU_HOOK_URING_SUBMIT_CLASSIC
+	HookUringQueueClassic    = C.UMMU_HOOK_URING_QUEUE_CLASSIC
+	HookUringCompleteClassic = C.UMMU_HOOK_URING_COMPLETE_CLASSIC
+	HookSchedForkCopy        = C.UMMU_HOOK_SCHED_FORK_COPY
+	HookSchedExecCopy        = C.UMMU_HOOK_SCHED_EXEC_COPY
+	HookSchedExitCopy        = C.UMMU_HOOK_SCHED_EXIT_COPY
+	HookExitMmapCopy         = C.UMMU_HOOK_EXIT_MMAP_COPY
+	HookExitMmapClassic      = C.UMMU_HOOK_EXIT_MMAP_CLASSIC
+	HookKVMUnmapCopy         = C.UMMU_HOOK_KVM_UNMAP_COPY
+	HookKVMUnmapClassic      = C.UMMU_HOOK_KVM_UNMAP_CLASSIC
+	HookKVMWitnessCopy       = C.UMMU_HOOK_KVM_WITNESS_COPY
+	HookKVMWitnessClassic    = C.UMMU_HOOK_KVM_WITNESS_CLASSIC
 	HookMax                  = C.UMMU_HOOK_MAX
 )

@@ -53,9 +53,9 @@ type (
 		Size      uint32
 		Misses    uint64
 		Reserved0 [5]uint64
-		Begun     uint64
-		Ended     uint64
-		Reserved1 [502]uint64
+		Begun     [2]uint64
+		Ended     [2]uint64
+		Reserved1 [500]uint64
 	}
 	Interest struct {
 		Version  uint32
@@ -123,5 +123,24 @@ const (
 	HookNotifierStartFentry2 = 0x17
 	HookNotifierEndFentry2   = 0x18
 	HookKVMWitness           = 0x19
-	HookMax                  = 0x20
+	HookSysEnterCopy         = 0x28
+	HookSysExitCopy          = 0x29
+	HookSysEnterClassic      = 0x2a
+	HookSysExitClassic       = 0x2b
+	HookUringSubmitCopy      = 0x2c
+	HookUringQueueCopy       = 0x2d
+	HookUringCompleteCopy    = 0x2e
+	HookUringSubmitClassic   = 0x2f
+	HookUringQueueClassic    = 0x30
+	HookUringCompleteClassic = 0x31
+	HookSchedForkCopy        = 0x32
+	HookSchedExecCopy        = 0x33
+	HookSchedExitCopy        = 0x34
+	HookExitMmapCopy         = 0x35
+	HookExitMmapClassic      = 0x36
+	HookKVMUnmapCopy         = 0x37
+	HookKVMUnmapClassic      = 0x38
+	HookKVMWitnessCopy       = 0x39
+	HookKVMWitnessClassic    = 0x3a
+	HookMax                  = 0x40
 )

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"unsafe"
 
@@ -106,7 +107,7 @@ func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr, free func(
 	if o.PID != 0 && o.PID != os.Getpid() {
 		target, maps = tracer.PID(o.PID), fmt.Sprintf("/proc/%d/maps", o.PID)
 	}
-	f, err := k.tracer.OpenFeed(target, tracer.FeedOptions{RingBytes: o.RingBytes, NoWakeup: o.NoWakeup})
+	f, err := k.tracer.OpenFeed(target, tracer.FeedOptions{RingBytes: o.RingBytes, NoWakeup: o.NoWakeup, Witness: true})
 	if err != nil {
 		return nil, err
 	}
@@ -135,9 +136,14 @@ func open(k *kernelSide, tier tracer.Tier, o Options, holder mm.Addr, free func(
 		m.Unmap()
 		return nil, errors.Join(err, f.Close())
 	}
-	if tier == tracer.TierNotifierTracepoint && holder != 0 {
-		// From New on a change of the holder ends the watch. Was it there?
-		if err := prove(w); err != nil {
+	if holder != 0 {
+		// From New on a change of the holder ends the watch, where nothing would
+		// be seen without it. Was it there?
+		err := k.isHeld(holder)
+		if err == nil && tier == tracer.TierNotifierTracepoint {
+			err = prove(w)
+		}
+		if err != nil {
 			return nil, errors.Join(err, w.Close())
 		}
 	}
@@ -180,6 +186,9 @@ func acquire(tier tracer.Tier) (*kernelSide, error) {
 		if k.tracer, err = tracer.Open(tracer.Options{Tier: tier}); err != nil {
 			return nil, err
 		}
+		if weak := k.tracer.Coverage().Weak; len(weak) != 0 {
+			return nil, errors.Join(fmt.Errorf("unfit: %s", strings.Join(weak, "; ")), k.tracer.Close())
+		}
 		if tier != tracer.TierSyscall {
 			if k.notifier, err = tracer.MakeNotifier(); err != nil {
 				return nil, errors.Join(err, k.tracer.Close())
@@ -208,6 +217,20 @@ func (k *kernelSide) renew(silent mm.Addr) error {
 	old := k.notifier
 	k.notifier = n
 	return old.Close()
+}
+
+// isHeld fails with errSilent if the notifier at holder is gone.
+func (k *kernelSide) isHeld(holder mm.Addr) error {
+	shared.mu.Lock()
+	defer shared.mu.Unlock()
+	if k.notifier.Holder() != holder {
+		return nil // it has just been made
+	}
+	alive, err := k.notifier.Alive()
+	if err == nil && !alive {
+		err = errSilent
+	}
+	return err
 }
 
 func (k *kernelSide) holder() mm.Addr {

@@ -5,8 +5,11 @@
 package local
 
 import (
+	"errors"
+	"os"
 	"os/exec"
 	"runtime"
+	"runtime/debug"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,15 +17,18 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
 
-func openNotifier(t *testing.T) *feed.Watch {
+func openNotifier(t *testing.T) *feed.Watch { return openTierHere(t, tracer.TierNotifierTracepoint) }
+
+func openTierHere(t *testing.T, tier tracer.Tier) *feed.Watch {
 	t.Helper()
-	w, err := Open(Options{Tier: tracer.TierNotifierTracepoint})
+	w, err := Open(Options{Tier: tier})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,45 +83,196 @@ func TestNotifierNamesTheCall(t *testing.T) {
 	}
 }
 
+// notifierTiers are those that this machine must have: the probes only where
+// nothing may be missing.
+func notifierTiers() []tracer.Tier {
+	if machine.Full() {
+		return []tracer.Tier{tracer.TierNotifierTracepoint, tracer.TierNotifierProbe}
+	}
+	return []tracer.Tier{tracer.TierNotifierTracepoint}
+}
+
 // A watch that nothing would be told of any more is dead before that happens;
 // the next one has a notifier of its own, and Close leaves alone what the
-// program has put there meanwhile.
+// program has put there meanwhile. The probes go on without the machine, but
+// on a kernel that may skip them all nothing is behind them any more.
 func TestNotifierPageUnmapped(t *testing.T) {
 	machine.NeedKVM(t)
-	w := openNotifier(t)
-	at := unsafe.Add(nil, uintptr(shared.tiers[tracer.TierNotifierTracepoint].holder()))
-	_, r := pages(t, 1)
-	cache(t, w, r)
-	if _, err := unix.MmapPtr(-1, 0, at, uintptr(mm.PageSize()), unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
+	for _, tier := range notifierTiers() {
+		t.Run(tier.String(), func(t *testing.T) {
+			dies := tier == tracer.TierNotifierTracepoint || tracer.Preemptible()
+			w := openTierHere(t, tier)
+			at := unsafe.Add(nil, uintptr(shared.tiers[tier].holder()))
+			_, r := pages(t, 1)
+			cache(t, w, r)
+			if _, err := unix.MmapPtr(-1, 0, at, uintptr(mm.PageSize()), unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED); err != nil {
+				t.Fatal(err)
+			}
+			mine := (*byte)(at)
+			*mine = 42
+			defer unix.MunmapPtr(at, uintptr(mm.PageSize()))
+			if dies && w.Valid() {
+				t.Error("valid without a notifier")
+			}
+			if s := w.Drain(func(*mm.Record) {}); (s == feed.DeadState) != dies {
+				t.Errorf("drain: %v", s)
+			}
+			next := openTierHere(t, tier)
+			b, r := pages(t, 1)
+			cache(t, next, r)
+			if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+				t.Fatal(err)
+			}
+			if next.Valid() {
+				t.Error("the next watch does not see a change")
+			}
+			if err := next.Close(); err != nil {
+				t.Error(err)
+			}
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+			if *mine != 42 {
+				t.Error("the page that took the place is gone")
+			}
+		})
+	}
+}
+
+// What leaves the page that keeps the notifier where it is does not end the
+// watch: its rights, advice about it, and what concerns all pages, as soft-dirty
+// tracking that begins anew.
+func TestNotifierPageStays(t *testing.T) {
+	machine.NeedKVM(t)
+	for _, tier := range notifierTiers() {
+		t.Run(tier.String(), func(t *testing.T) {
+			w := openTierHere(t, tier)
+			at := unsafe.Add(nil, uintptr(shared.tiers[tier].holder()))
+			b, r := pages(t, 1)
+			cache(t, w, r)
+			page := unsafe.Slice((*byte)(at), mm.PageSize())
+			if err := unix.Madvise(page, unix.MADV_DONTNEED); err != nil {
+				t.Errorf("drop the page: %v", err)
+			}
+			if err := os.WriteFile("/proc/self/clear_refs", []byte("4"), 0); err != nil {
+				t.Errorf("clear soft-dirty bits: %v", err)
+			}
+			if s := w.Drain(func(*mm.Record) {}); s != feed.Fresh {
+				t.Errorf("drain: %v", s)
+			}
+			cache(t, w, r)
+			if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+				t.Fatal(err)
+			}
+			if w.Valid() {
+				t.Error("a change is not seen any more")
+			}
+		})
+	}
+}
+
+// feedOfSelf opens a feed of this process, and the watch over it, by which a
+// registration waits for changes in flight without asking where tasks are.
+func feedOfSelf(t *testing.T) (*tracer.Feed, *feed.Watch) {
+	t.Helper()
+	k, err := acquire(tracer.TierNotifierTracepoint)
+	if err != nil {
 		t.Fatal(err)
 	}
-	mine := (*byte)(at)
-	*mine = 42
-	defer unix.MunmapPtr(at, uintptr(mm.PageSize()))
-	if w.Valid() {
-		t.Error("valid without a notifier")
-	}
-	if s := w.Drain(nil); s != feed.DeadState {
-		t.Errorf("drain: %v", s)
-	}
-	next := openNotifier(t)
-	b, r := pages(t, 1)
-	cache(t, next, r)
-	if err := unix.Madvise(b, unix.MADV_DONTNEED); err != nil {
+	t.Cleanup(func() {
+		if err := release(tracer.TierNotifierTracepoint); err != nil {
+			t.Error(err)
+		}
+	})
+	f, err := k.tracer.OpenFeed(tracer.Self(), tracer.FeedOptions{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if next.Valid() {
-		t.Error("the next watch does not see a change")
+	m, err := feed.Descriptors{
+		Status: f.StatusFD(), Epoch: f.EpochFD(), Interest: f.InterestFD(), Ring: f.RingFD(), RingBytes: f.RingBytes(),
+	}.Map()
+	if err != nil {
+		t.Fatal(errors.Join(err, f.Close()))
 	}
-	if err := next.Close(); err != nil {
-		t.Error(err)
+	m.Release = f.Close
+	w, err := feed.New(m)
+	if err != nil {
+		m.Unmap()
+		t.Fatal(errors.Join(err, f.Close()))
 	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
+	t.Cleanup(func() {
+		if err := w.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return f, w
+}
+
+// The thread that registers has made the last change itself: the zap of a page
+// of the watch's own shows that it is over.
+func TestNotifierMarker(t *testing.T) {
+	machine.NeedKVM(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	debug.SetGCPercent(-1) // the runtime's other threads make no changes
+	defer debug.SetGCPercent(100)
+	_, w := feedOfSelf(t)
+	b, r := pages(t, 2)
+	cacheable := 0
+	for range 20 {
+		b[0] = 1
+		if err := unix.Madvise(b[:mm.PageSize()], unix.MADV_DONTNEED); err != nil {
+			t.Fatal(err)
+		}
+		if w.Commit(w.Begin(r), func(*mm.Record) {}, func() {}) == feed.Cacheable {
+			cacheable++
+			w.Forget(r)
+		}
 	}
-	if *mine != 42 {
-		t.Error("the page that took the place is gone")
+	if cacheable < 10 { // other threads may be on their way
+		t.Errorf("cacheable %d times of 20 after a change of the same thread: %+v", cacheable, w.Stats())
+	}
+}
+
+// A change of which nobody knows whose it is counts as begun for everybody.
+func TestNotifierForeignCounts(t *testing.T) {
+	machine.NeedKVM(t)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	f, _ := feedOfSelf(t)
+	page, err := unix.Mmap(f.EpochFD(), 0, int(unsafe.Sizeof(layout.Epoch{})), unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(page)
+	epoch := (*layout.Epoch)(unsafe.Pointer(unsafe.SliceData(page)))
+	inFlight := func() bool {
+		return atomic.LoadUint64(&epoch.Begun[0]) != atomic.LoadUint64(&epoch.Ended[0]) ||
+			atomic.LoadUint64(&epoch.Begun[1]) != atomic.LoadUint64(&epoch.Ended[1])
+	}
+	fd, err := unix.MemfdCreate("foreign", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	size := int(mm.PageSize())
+	if err := unix.Ftruncate(fd, int64(size)); err != nil {
+		t.Fatal(err)
+	}
+	b, err := unix.Mmap(fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(b)
+	for i := range 10 {
+		b[0] = 1
+		if err := unix.Fallocate(fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, int64(size)); err != nil {
+			t.Fatal(err)
+		}
+		if !inFlight() { // until the next change of this thread
+			t.Errorf("hole %d: no change is in flight", i)
+		}
 	}
 }
 
@@ -182,5 +339,34 @@ func TestNotifierFaultInFlight(t *testing.T) {
 	<-done
 	if !busy {
 		t.Error("a task at the instruction of its fault is never busy")
+	}
+}
+
+// On a kernel that may skip all its probes there is no feed of that tier
+// without KVM behind them.
+func TestProbesNeedWitness(t *testing.T) {
+	machine.NeedKVM(t)
+	tr, err := tracer.Open(tracer.Options{Tier: tracer.TierNotifierProbe})
+	if err != nil {
+		var hook *tracer.HookError
+		if machine.Full() || !errors.As(err, &hook) {
+			t.Fatal(err)
+		}
+		t.Skipf("this kernel has no probes (%v); make test-vm runs this test on kernels that have", err)
+	}
+	defer tr.Close()
+	f, err := tr.OpenFeed(tracer.Self(), tracer.FeedOptions{})
+	if err == nil {
+		f.Close()
+	}
+	if errors.Is(err, tracer.ErrNoWitness) != tracer.Preemptible() {
+		t.Errorf("preemptible %v: %v", tracer.Preemptible(), err)
+	}
+	f, err = tr.OpenFeed(tracer.Self(), tracer.FeedOptions{Witness: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
 	}
 }

@@ -17,13 +17,16 @@ import (
 
 // openOther opens a watch of a notifier tier over another process.
 func openOther(tier tracer.Tier, o Options) (*feed.Watch, error) {
-	machine, err := machineOf(o)
+	// Nothing is done to the process before the kernel side is there to see it,
+	// nor if it cannot be; and the notifier comes before the watch, which
+	// then waits for the changes that began before the notifier.
+	k, err := acquire(tier)
 	if err != nil {
 		return nil, err
 	}
-	k, err := acquire(tier)
+	machine, err := machineOf(o)
 	if err != nil {
-		return nil, errors.Join(err, machine.Close())
+		return nil, errors.Join(err, release(tier))
 	}
 	free := func() error { return errors.Join(machine.Close(), release(tier)) }
 	w, err := open(k, tier, o, 0, free)

@@ -222,6 +222,10 @@ func TestOtherRefused(t *testing.T) {
 	machine.NeedKVM(t)
 	o := startOther(t, "inject")
 	pid, tier := o.cmd.Process.Pid, tracer.TierNotifierTracepoint
+	// a tier that does not exist is refused before anything is done to the process
+	if _, err := Open(Options{PID: pid, Tier: tracer.Tier(99), Inject: true}); err == nil || !strings.Contains(err.Error(), "cannot be opened") {
+		t.Errorf("no such tier: %v", err)
+	}
 	if _, err := Open(Options{PID: pid, Tier: tier}); err == nil {
 		t.Error("a process without a notifier is watched")
 	}

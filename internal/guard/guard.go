@@ -32,15 +32,29 @@ const (
 	ReplaceSeen                // MAP_FIXED over a mapping is a change
 	Untracked                  // a change that finds no room to be tracked ends the watch
 	Filtered                   // a change of nothing that is registered makes no record
+	UringChain                 // the end of an io_uring request begins the next ones of its chain
+	IODestroy                  // io_destroy unmaps what is at its address
+	Holder                     // losing the page that keeps the notifier ends the watch
+	Marker                     // the zap of the marker page says only where its thread is
+	Foreign                    // a change of nobody-knows-whose is in flight for everybody
+	// Faults: what a hook has to get right. Without one of them every test of a
+	// tier as a whole must fail.
+	HookThere   // the hook that most calls depend on is attached
+	RangePlace  // a range is where it is, and not a page further
+	RangeWhole  // a range is reported to its end
+	ArgsOrder   // arguments are not taken for one another
+	NeverMissed // no program is skipped without anybody noticing
 	endOfKernelSide
 )
 
 // Guards of the loader (tracer).
 const (
-	PagesFrozen = endOfKernelSide + iota // status and epoch pages are frozen
-	OpenSettles                          // opening a feed waits for changes in flight
-	MissPolled                           // the kernel's miss counters become losses
-	CloseMarks                           // closing marks the watches dead first
+	PagesFrozen  = endOfKernelSide + iota // status and epoch pages are frozen
+	OpenSettles                           // opening a feed waits for changes in flight
+	MissPolled                            // the kernel's miss counters become losses
+	CloseMarks                            // closing marks the watches dead first
+	Copies                                // where programs are skipped each event has copies
+	WitnessAsked                          // probes that may all be skipped are refused without KVM behind them
 	endOfLoader
 )
 
@@ -61,6 +75,7 @@ const (
 	LossRefuses                        // a loss during a registration refuses the commit
 	InsertLocked                       // the entry is inserted under the drain lock
 	FileRefused                        // what the tier cannot see is not cached
+	QuietForeign                       // Begin waits for changes of nobody-knows-whose
 	ValidAsked                         // a lookup asks Valid before it looks into the index
 	LossDrops                          // a loss drops everything
 	InUseLeaves                        // an invalidated entry in use leaves the index at once
@@ -75,13 +90,16 @@ var names = [numGuards]string{
 	"stale-closed", "exit-closed", "space-removed", "incarnation", "compat-abi",
 	"uring-madvise", "brk-race", "vector-limit", "destination", "round-outward",
 	"partner-rescue", "replace-seen", "untracked", "filtered",
+	"uring-chain", "io-destroy", "holder", "marker", "foreign",
+	"hook-there", "range-place", "range-whole", "args-order", "never-missed",
 
-	"pages-frozen", "open-settles", "miss-polled", "close-marks",
+	"pages-frozen", "open-settles", "miss-polled", "close-marks", "copies",
+	"witness-asked",
 
 	"publish-last", "generation-old", "busy-record", "word-explained",
 	"epoch-compared", "zero-dead", "wipe-on-fork", "interest-first",
 	"begin-waits", "ended-first", "bank-flipped", "ticket-marked",
-	"loss-refuses", "insert-locked", "file-refused",
+	"loss-refuses", "insert-locked", "file-refused", "quiet-foreign",
 
 	"valid-asked", "loss-drops", "in-use-leaves", "changed-told",
 	"stale-reaped", "zombie-kept",

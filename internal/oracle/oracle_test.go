@@ -83,9 +83,24 @@ func TestFindsWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	type missing struct{ guard, tier string }
+	var all []missing
 	for _, guard := range []string{"replace-seen", "round-outward", "destination", "uring-madvise", "vector-limit", "file-refused"} {
-		t.Run(guard, func(t *testing.T) {
-			target := &Target{Tier: "syscall", Command: bin, Env: []string{"UMMU_GUARD_OFF=" + guard}}
+		all = append(all, missing{guard, "syscall"})
+	}
+	for _, fault := range []string{"hook-there", "range-place", "range-whole", "args-order", "never-missed"} {
+		all = append(all, missing{fault, "syscall"}, missing{fault, "notifier/tracepoint"})
+		if machine.Full() {
+			all = append(all, missing{fault, "notifier/probe"})
+		}
+	}
+	for _, m := range all {
+		guard := m.guard
+		t.Run(guard+"/"+m.tier, func(t *testing.T) {
+			if m.tier != "syscall" {
+				machine.NeedKVM(t)
+			}
+			target := &Target{Tier: m.tier, Command: bin, Env: []string{"UMMU_GUARD_OFF=" + guard}}
 			ops := 0
 			for i := uint64(0); ops < 20_000; i++ {
 				p := program(i)
@@ -96,6 +111,10 @@ func TestFindsWhatIsMissing(t *testing.T) {
 				ops += r.Ops
 				if r.Finding == nil {
 					continue
+				}
+				if guard == "never-missed" { // found again by chance only
+					target.Close()
+					return
 				}
 				small, f, err := target.Shrink(p, r.Finding)
 				if err != nil || small == nil {
@@ -112,6 +131,32 @@ func TestFindsWhatIsMissing(t *testing.T) {
 			}
 			target.Close()
 			t.Errorf("nothing found in %d operations", ops)
+		})
+	}
+}
+
+// A few programs that no planted fault lets pass (see internal/guard).
+func TestPlanted(t *testing.T) {
+	tiers := []string{"syscall", "notifier/tracepoint"}
+	if machine.Full() {
+		tiers = append(tiers, "notifier/probe")
+	}
+	for _, tier := range tiers {
+		t.Run(tier, func(t *testing.T) {
+			if tier != "syscall" {
+				machine.NeedKVM(t)
+			}
+			target := &Target{Tier: tier}
+			defer target.Close()
+			for i := range uint64(60) {
+				r, err := target.Run(program(i))
+				if err != nil {
+					t.Fatalf("program %d: %v", i, err)
+				}
+				if r.Finding != nil {
+					t.Fatalf("program %d: %v", i, r.Finding)
+				}
+			}
 		})
 	}
 }

@@ -114,6 +114,7 @@ func newReport(c tracer.Coverage) *Report {
 	for _, g := range c.Gaps {
 		r.Gaps = append(r.Gaps, g.Name)
 	}
+	r.Reasons = append(r.Reasons, c.Weak...) // what a run need not meet
 	return r
 }
 

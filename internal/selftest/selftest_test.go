@@ -205,10 +205,30 @@ func TestGuards(t *testing.T) {
 		{"destination", "syscall", "mremap-onto", Missed, RangeNone},
 		{"vector-limit", "syscall", "process-madvise-1024", WasSeen, RangeSubset},
 		{"death-counts", "syscall", "exec", Missed, RangeNone},
+		// planted faults
+		{"hook-there", "syscall", "dontneed-byte", Missed, RangeNone},
+		{"range-place", "syscall", "dontneed-byte", Missed, RangeNone},
+		{"range-whole", "syscall", "mmap-fixed", WasSeen, RangeSubset},
+		{"args-order", "syscall", "mmap-fixed", WasSeen, RangeSubset},
+		{"never-missed", "syscall", "storm-madvise", WasSeen, RangeSubset},
+		{"hook-there", "notifier/tracepoint", "dontneed-byte", Missed, RangeNone},
+		{"range-place", "notifier/tracepoint", "dontneed-byte", Missed, RangeNone},
+		{"range-whole", "notifier/tracepoint", "mmap-fixed", WasSeen, RangeSubset},
+		{"args-order", "notifier/tracepoint", "mmap-fixed", Missed, RangeNone},
+		{"never-missed", "notifier/tracepoint", "storm-madvise", WasSeen, RangeSubset},
+		{"", "notifier/probe", "mmap-fixed", WasSeen, RangeExact},
+		{"hook-there", "notifier/probe", "dontneed-byte", Missed, RangeNone},
+		{"range-place", "notifier/probe", "dontneed-byte", Missed, RangeNone},
+		{"range-whole", "notifier/probe", "mmap-fixed", WasSeen, RangeSubset},
+		{"args-order", "notifier/probe", "mmap-fixed", Missed, RangeNone},
+		{"never-missed", "notifier/probe", "storm-madvise", WasSeen, RangeSubset},
 	} {
 		t.Run(c.guard+"/"+c.tier, func(t *testing.T) {
 			if c.tier != "syscall" {
 				machine.NeedKVM(t)
+			}
+			if c.tier == "notifier/probe" {
+				needProbes(t)
 			}
 			if c.guard == "compat-abi" {
 				machine.NeedCompat(t)
@@ -232,6 +252,76 @@ func TestGuards(t *testing.T) {
 			}
 			if len(r.Operations) != 1 || r.Operations[0].Seen != c.seen || r.Operations[0].Range != c.rng || r.Fit != (c.guard == "") {
 				t.Errorf("%s", out)
+			}
+		})
+	}
+}
+
+// needProbes skips the test where the kernel has no probes of functions, after
+// it has seen that this is said.
+func needProbes(t *testing.T) {
+	t.Helper()
+	tr, err := tracer.Open(tracer.Options{Tier: tracer.TierNotifierProbe})
+	if err == nil {
+		if err := tr.Close(); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	var hook *tracer.HookError
+	if machine.Full() || !errors.As(err, &hook) {
+		t.Fatal(err)
+	}
+	t.Skipf("this kernel has no probes (%v); make test-vm runs this test on kernels that have", err)
+}
+
+// One program on each side, where the kernel may skip it, is unfit, whether it
+// was skipped this time or not.
+func TestSingleProgramIsUnfit(t *testing.T) {
+	needProbes(t)
+	machine.NeedKVM(t)
+	bin, err := extras.Build(t.Context(), t.TempDir(), "selftest-guards")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, off := range []string{"", "copies"} {
+		cmd := exec.Command(bin, roleTest, "notifier/probe", "mmap-fixed")
+		cmd.Env = append(os.Environ(), "UMMU_GUARD_OFF="+off)
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var r struct {
+			Fit     bool
+			Reasons []string
+		}
+		if err := json.Unmarshal(out, &r); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		want := off == "" || !tracer.Preemptible()
+		if r.Fit != want || want != (len(r.Reasons) == 0) || !want && !strings.Contains(strings.Join(r.Reasons, "; "), "fentry2/") {
+			t.Errorf("%q off: fit %v, want %v: %q", off, r.Fit, want, r.Reasons)
+		}
+	}
+}
+
+// A few operations that no planted fault leaves fit (see internal/guard).
+func TestPlanted(t *testing.T) {
+	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
+		t.Run(tier.String(), func(t *testing.T) {
+			if tier == tracer.TierNotifierProbe {
+				needProbes(t)
+			}
+			if tier != tracer.TierSyscall {
+				machine.NeedKVM(t)
+			}
+			r, err := Run(t.Context(), Options{Tier: tier, Only: []string{"dontneed-byte", "mmap-fixed", "munmap-mmap", "storm-madvise"}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !r.Fit || len(r.Operations) != 4 {
+				t.Errorf("%d operations: %q", len(r.Operations), r.Reasons)
 			}
 		})
 	}

@@ -89,7 +89,7 @@ func (s *session) open() (err error) {
 const ringBytes = 1 << 20
 
 func (s *session) openWatch() error {
-	f, err := s.tracer.OpenFeed(tracer.PID(s.p.PID()), tracer.FeedOptions{RingBytes: ringBytes, NoWakeup: true})
+	f, err := s.tracer.OpenFeed(tracer.PID(s.p.PID()), tracer.FeedOptions{RingBytes: ringBytes, NoWakeup: true, Witness: true})
 	if err != nil {
 		return err
 	}
@@ -135,19 +135,19 @@ func (s *session) close() error {
 // begun is how many changes have begun, of this address space and of nobody
 // knows whose.
 func (s *session) begun() uint64 {
-	return atomic.LoadUint64(&s.status.Begun[0]) + atomic.LoadUint64(&s.status.Begun[1]) + atomic.LoadUint64(&s.epoch.Begun)
+	return atomic.LoadUint64(&s.status.Begun[0]) + atomic.LoadUint64(&s.status.Begun[1]) +
+		atomic.LoadUint64(&s.epoch.Begun[0]) + atomic.LoadUint64(&s.epoch.Begun[1])
 }
 
 // quiet reports that no change is in flight.
 func (s *session) quiet() bool {
 	for i := range s.status.Ended {
-		ended := atomic.LoadUint64(&s.status.Ended[i])
-		if ended != atomic.LoadUint64(&s.status.Begun[i]) {
+		ended, foreign := atomic.LoadUint64(&s.status.Ended[i]), atomic.LoadUint64(&s.epoch.Ended[i])
+		if ended != atomic.LoadUint64(&s.status.Begun[i]) || foreign != atomic.LoadUint64(&s.epoch.Begun[i]) {
 			return false
 		}
 	}
-	ended := atomic.LoadUint64(&s.epoch.Ended)
-	return ended == atomic.LoadUint64(&s.epoch.Begun)
+	return true
 }
 
 // observation is what a cache could know of an operation when it had returned.

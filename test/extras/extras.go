@@ -22,6 +22,8 @@ var how = map[string][]string{
 	"soak":            {"build", module + "test/soak"},
 	"soak-guards":     {"build", "-tags=ummu_guards", module + "test/soak"},
 	"selftest-guards": {"test", "-c", "-tags=ummu_guards", module + "internal/selftest"},
+	"oracle-guards":   {"test", "-c", "-tags=ummu_guards", module + "internal/oracle"},
+	"local-guards":    {"test", "-c", "-tags=ummu_guards", module + "feed/local"},
 }
 
 // Names are the programs' names.

@@ -207,7 +207,7 @@ func (s *setting) traced(w *worker, watched int) (ns float64, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, t.Close()) }()
-	f, err := t.OpenFeed(tracer.PID(watched), tracer.FeedOptions{RingBytes: 8 << 20, NoWakeup: true})
+	f, err := t.OpenFeed(tracer.PID(watched), tracer.FeedOptions{RingBytes: 8 << 20, NoWakeup: true, Witness: true})
 	if err != nil {
 		return 0, err
 	}

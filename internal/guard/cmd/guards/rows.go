@@ -15,7 +15,7 @@ type row struct {
 	test  string // -test.run, with / before a subtest
 }
 
-// rows has one row at least for each guard.
+// rows and kvmRows have one row at least for each guard.
 var rows = []row{
 	// The kernel side: one change, one watch.
 	{guard.CommitFirst, []string{"2", "C1"}, "The record is committed before the generation moves; else a drain in between publishes a generation whose record it has not read.",
@@ -57,9 +57,26 @@ var rows = []row{
 		"test/coherence", "TestChange/one_byte"},
 	{guard.ReplaceSeen, []string{"C1", "C6"}, "mmap with MAP_FIXED over a mapping is a change.",
 		"test/coherence", "TestChange/mmap_over"},
+	{guard.UringChain, []string{"C6"}, "The end of an io_uring request begins the next ones of its chain, which a worker runs without another event.",
+		"tracer", "TestURingWaitedSinceBefore"},
+	{guard.IODestroy, []string{"C6"}, "io_destroy unmaps what is where its ring was mapped.",
+		"tracer", "TestIODestroy"},
 	{guard.PartnerRescue, []string{"C3"}, "Where the kernel skips the main hook its partner, another type of program, makes the record.",
 		"tracer", "TestPartners/no_enter"},
+	// Faults of a hook, which the self-test and the oracle must both notice.
+	{guard.HookThere, []string{"C1", "C6"}, "The hook is there.", "internal/selftest", "TestPlanted/syscall"},
+	{guard.HookThere, []string{"C1", "C6"}, "The same.", "internal/oracle", "TestPlanted/syscall"},
+	{guard.RangePlace, []string{"C6"}, "A range is where it is, and not a page further.", "internal/selftest", "TestPlanted/syscall"},
+	{guard.RangePlace, []string{"C6"}, "The same.", "internal/oracle", "TestPlanted/syscall"},
+	{guard.RangeWhole, []string{"C6"}, "A range is reported to its end, not a subset of it.", "internal/selftest", "TestPlanted/syscall"},
+	{guard.RangeWhole, []string{"C6"}, "The same.", "internal/oracle", "TestPlanted/syscall"},
+	{guard.ArgsOrder, []string{"C6"}, "An argument is not taken for another one.", "internal/selftest", "TestPlanted/syscall"},
+	{guard.ArgsOrder, []string{"C6"}, "The same.", "internal/oracle", "TestPlanted/syscall"},
+	{guard.NeverMissed, []string{"C3"}, "No program is skipped without anybody noticing.", "internal/selftest", "TestPlanted/syscall"},
+	{guard.NeverMissed, []string{"C3"}, "The same.", "internal/oracle", "TestPlanted/syscall"},
 	// The loader.
+	{guard.Copies, []string{"C3"}, "Where the kernel skips raw tracepoint programs each event has copies of other kinds.",
+		"tracer", "TestTruthByCopies/second"},
 	{guard.PagesFrozen, []string{"9"}, "Status and epoch pages are frozen before they are handed out; else whoever has the descriptor can write them.",
 		"tracer", "TestPagesAreFrozen"},
 	{guard.OpenSettles, []string{"3", "C2"}, "Opening a feed waits until no change is in flight that began before and is counted nowhere.",
@@ -90,6 +107,8 @@ var rows = []row{
 		"feed", "TestBeginWaitsForFilteredChange"},
 	{guard.EndedFirst, []string{"3", "C2"}, "Quiet means ended equals begun, with ended loaded first; the other order counts ends of changes that began later.",
 		"feed", "TestQuietNeverDuringOverlappingChanges"},
+	{guard.QuietForeign, []string{"3", "C2"}, "Begin waits for changes of nobody-knows-whose address space too.",
+		"feed", "TestBeginWaitsForForeignChange"},
 	{guard.BankFlipped, []string{"3", "C7"}, "While Begin waits new changes are counted in the other bank; else it never finds quiet in a busy program.",
 		"feed", "TestBeginSettlesUnderTraffic"},
 	{guard.TicketMarked, []string{"3", "C2"}, "A change between Begin and Commit refuses the commit, whichever thread drained it.",
@@ -113,6 +132,29 @@ var rows = []row{
 		"regcache", "TestRunDeregistersStale"},
 	{guard.ZombieKept, []string{"C5"}, "A deregistration that failed is kept and tried again; else its memory stays pinned for ever.",
 		"regcache", "TestZombies"},
+}
+
+// kvmRows are the rows that need /dev/kvm, and more than one kernel to be all
+// of use: guests try them as well (test/vm -suites guards).
+var kvmRows = []row{
+	{guard.Holder, []string{"6", "C4"}, "Losing the page that keeps the notifier ends the watch; else it is valid and hears of nothing.",
+		"feed/local", "TestNotifierPageUnmapped/notifier/tracepoint"},
+	{guard.Marker, []string{"3", "C7"}, "The zap of the watch's own page shows that its thread's last change is over, and is none itself.",
+		"feed/local", "TestNotifierMarker"},
+	{guard.Foreign, []string{"3", "C2"}, "A change of nobody-knows-whose address space is in flight for everybody.",
+		"feed/local", "TestNotifierForeignCounts"},
+	{guard.HookThere, []string{"C1", "C6"}, "The same.", "internal/selftest", "TestPlanted/notifier/tracepoint"},
+	{guard.HookThere, []string{"C1", "C6"}, "The same.", "internal/oracle", "TestPlanted/notifier/tracepoint"},
+	{guard.RangePlace, []string{"C6"}, "The same.", "internal/selftest", "TestPlanted/notifier/tracepoint"},
+	{guard.RangePlace, []string{"C6"}, "The same.", "internal/oracle", "TestPlanted/notifier/tracepoint"},
+	{guard.RangeWhole, []string{"C6"}, "The same.", "internal/selftest", "TestPlanted/notifier/tracepoint"},
+	{guard.RangeWhole, []string{"C6"}, "The same.", "internal/oracle", "TestPlanted/notifier/tracepoint"},
+	{guard.ArgsOrder, []string{"C6"}, "The same.", "internal/selftest", "TestPlanted/notifier/tracepoint"},
+	{guard.ArgsOrder, []string{"C6"}, "The same.", "internal/oracle", "TestPlanted/notifier/tracepoint"},
+	{guard.NeverMissed, []string{"C3"}, "The same.", "internal/selftest", "TestPlanted/notifier/tracepoint"},
+	{guard.NeverMissed, []string{"C3"}, "The same.", "internal/oracle", "TestPlanted/notifier/tracepoint"},
+	{guard.WitnessAsked, []string{"C1", "C3"}, "Where all probes of a change may be skipped a feed needs KVM's tracepoint behind them (kernels that preempt their own code).",
+		"feed/local", "TestProbesNeedWitness"},
 }
 
 // Everything that must be in some row.
