@@ -64,6 +64,7 @@ var suites = []suite{
 		since: "6.1", why: noTracepoint},
 	{name: "probe", tier: "notifier/probe", pkg: "./test/coherence", only: races,
 		args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=5000", "-load-changes=8000"}},
+	{name: "guards", pkg: "./internal/guard/cmd/guards", only: "^TestKVMRows$", asked: true, since: "6.1", why: noTracepoint},
 	{name: "soak-syscall", tier: "syscall", command: "soak -out - -tier syscall", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-tracepoint", tier: "notifier/tracepoint", command: "soak -out - -tier notifier/tracepoint", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-probe", tier: "notifier/probe", command: "soak -out - -tier notifier/probe", data: true, asked: true, since: "6.1", why: noSingleSlot},
