@@ -2,6 +2,7 @@
 
 GO      ?= go
 PREFIX  ?= /usr/local
+UNITDIR ?= $(PREFIX)/lib/systemd/system
 DESTDIR ?=
 
 .PHONY: help
@@ -13,6 +14,7 @@ help:
 	@echo 'make lint          gofmt, go vet, staticcheck, SPDX lines, import directions, scripts'
 	@echo 'make generate      BPF objects and Go bindings again (clang-16)'
 	@echo 'make install       PREFIX=$(PREFIX) DESTDIR=$(DESTDIR)'
+	@echo 'make packages      .deb, .rpm and a tarball, in out/packages'
 	@echo 'make races         a million rounds of each race of the protocol'
 	@echo 'make cases         every test that docs/cases.md names: ran, and passed'
 	@echo 'make guards        each step of the protocol left out in turn: its test must fail'
@@ -61,10 +63,28 @@ lint:
 
 .PHONY: install
 install: build
-	install -d $(DESTDIR)$(PREFIX)/bin
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/ummu
 	install -m 0755 bin/ummufeed $(DESTDIR)$(PREFIX)/bin/
+	install -m 0644 README.md docs/*.md $(DESTDIR)$(PREFIX)/share/doc/ummu/
+	install -d $(DESTDIR)$(UNITDIR) $(DESTDIR)$(PREFIX)/lib/sysusers.d $(DESTDIR)$(PREFIX)/lib/tmpfiles.d
+	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' packaging/ummufeed.service > $(DESTDIR)$(UNITDIR)/ummufeed.service
+	install -m 0644 packaging/ummufeed.socket $(DESTDIR)$(UNITDIR)/
+	install -m 0644 packaging/ummu.sysusers $(DESTDIR)$(PREFIX)/lib/sysusers.d/ummu.conf
+	install -m 0644 packaging/ummu.tmpfiles $(DESTDIR)$(PREFIX)/lib/tmpfiles.d/ummu.conf
 
-# Every test that docs/cases.md names ran and passed. CASES_FLAGS=-race
+# .deb, .rpm and a tarball in out/packages. nfpm writes both formats from one
+# file without the tools of either; it runs at a fixed version and is no
+# dependency of the module.
+VERSION ?= $(shell git describe --tags --match 'v[0-9]*' 2>/dev/null | sed 's/^v//' | grep . || echo 0.1.0)
+NFPM    := $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
+.PHONY: packages
+packages:
+	@mkdir -p bin out/packages
+	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ ./cmd/...
+	VERSION=$(VERSION) GOARCH=$$($(GO) env GOARCH) $(NFPM) package -f packaging/nfpm.yaml -p deb -t out/packages/
+	VERSION=$(VERSION) GOARCH=$$($(GO) env GOARCH) $(NFPM) package -f packaging/nfpm.yaml -p rpm -t out/packages/
+	tar -C . --owner=0 --group=0 --transform 's|^|ummu-$(VERSION)/|' -czf out/packages/ummu-$(VERSION)-$$($(GO) env GOARCH).tar.gz bin/ummufeed packaging docs README.md LICENSE
+
 # A million rounds of each race, without the race detector, which makes the
 # windows wide and the rounds few. `make test` runs some thousand with it.
 ROUNDS ?= 1000000
@@ -73,6 +93,7 @@ races:
 	@scripts/setup test
 	$(GO) test -count 1 -timeout 60m -v -run 'TestRace|TestForked|TestShared' ./test/coherence -rounds $(ROUNDS)
 
+# Every test that docs/cases.md names ran and passed. CASES_FLAGS=-race
 .PHONY: cases
 cases:
 	@scripts/setup test
