@@ -18,6 +18,7 @@ help:
 	@echo 'make races         a million rounds of each race of the protocol'
 	@echo 'make cases         every test that docs/cases.md names: ran, and passed'
 	@echo 'make guards        each step of the protocol left out in turn: its test must fail'
+	@echo 'make test-package  the package, installed and used in a fresh Debian with systemd'
 	@echo 'make test-vm       the tests on Debian kernels 6.1 and 6.12, in QEMU; at most 20 minutes'
 	@echo 'make test-kernels  the same on 5.10, 6.18 and 7.3 as well'
 	@echo 'make soak          random changes against the oracle: OPS= TIER= SEED='
@@ -92,6 +93,14 @@ ROUNDS ?= 1000000
 races:
 	@scripts/setup test
 	$(GO) test -count 1 -timeout 60m -v -run 'TestRace|TestForked|TestShared' ./test/coherence -rounds $(ROUNDS)
+
+# The package in a fresh Debian with systemd: installed, used by users without
+# privileges, killed, removed. Not part of test: it downloads a Debian.
+.PHONY: test-package
+test-package:
+	@scripts/setup package
+	@$(MAKE) --no-print-directory packages
+	test/package/run
 
 # Every test that docs/cases.md names ran and passed. CASES_FLAGS=-race
 .PHONY: cases
