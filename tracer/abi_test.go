@@ -212,7 +212,7 @@ func TestPartners(t *testing.T) {
 		enter, exit bool // main hooks attached
 	}{{"all", true, true}, {"no enter", false, true}, {"no exit", true, false}, {"none", false, false}} {
 		t.Run(c.name, func(t *testing.T) {
-			tr, err := Open(Options{})
+			tr, err := Open(Options{alone: true})
 			if err != nil {
 				t.Fatal(err)
 			}

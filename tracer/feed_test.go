@@ -22,7 +22,7 @@ import (
 // own makes a tracer whose hooks a test may take away.
 func own(t *testing.T) *Tracer {
 	t.Helper()
-	tr, err := Open(Options{})
+	tr, err := Open(Options{alone: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -196,7 +196,7 @@ func weakOf(c *Coverage, o Options) (weak []string) {
 // skipped reports whether the kernel skips raw tracepoint programs.
 func (o *Options) skipped() bool {
 	v, err := features.LinuxVersionCode()
-	return o.copied || err != nil || v >= skipsRawTracepoints
+	return o.copied || !o.alone && (err != nil || v >= skipsRawTracepoints)
 }
 
 // copies reports whether the tier's raw tracepoint programs are attached more

@@ -45,7 +45,9 @@ type Options struct {
 	// of people; a notifier tier needs a notifier in the watched process.
 	Tier Tier
 
-	copied bool // as on a kernel that skips raw tracepoint programs
+	// for tests: with copies as on a kernel that skips raw tracepoint programs,
+	// or without any, whatever the kernel
+	copied, alone bool
 }
 
 // Validate reports options out of range.

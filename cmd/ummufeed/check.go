@@ -54,7 +54,8 @@ gives, what it cannot see, and which facts about the machine matter.
 With --self-test it proves it: child processes change registered memory in more
 than a hundred ways while busy threads and updates of BPF maps compete for the
 processors, and each change must be reported before the operation returns. With
---tier auto the strongest tier that passes is the last one tested. The notifier
+--tier auto the strongest tier that passes is the last one tested. What was found is
+kept until the next boot, for --tier auto of other commands. The notifier
 tiers need /dev/kvm; hugetlb pages are set aside meanwhile and given back.
 
 Exit code 0 if some tier works, 3 if this kernel cannot, 4 if privileges are missing;
@@ -62,7 +63,7 @@ of a self-test 1 if a change was missed or reported only in part.`,
 		Args: args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if test {
-				return selfTest(cmd.Context(), s.out, format.value, tier)
+				return selfTest(cmd.Context(), s, format.value, tier)
 			}
 			if cmd.Flags().Changed("tier") {
 				return usagef("--tier is for --self-test")
@@ -96,6 +97,9 @@ func check(w io.Writer, format string, facts preflight.Facts, c tracer.Coverage)
 			hr.Error = h.Err.Error()
 		}
 		r.Hooks = append(r.Hooks, hr)
+	}
+	for _, weak := range c.Weak {
+		r.Remarks = append(r.Remarks, remark{"this tier is not fit for a cache: " + weak, "the error of that hook says what it needs"})
 	}
 	for _, m := range facts.Remarks() {
 		r.Remarks = append(r.Remarks, remark(m))

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"os"
 	"os/signal"
 	"syscall"
 
@@ -20,6 +21,8 @@ import (
 func newDemo(s streams) *cobra.Command {
 	format := formatFlag{allowed: []string{"table", "json"}, value: "table"}
 	var o demo.Options
+	throughDaemon := false
+	tier := tierFlag("auto")
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show stale transfers, and that the feed makes them go away",
@@ -28,15 +31,33 @@ the same address: first with a registration cache that nobody tells about
 changes, then with one that listens to the feed. A transfer is stale when it
 reported success and the program does not see the bytes.
 
+The feed is of the strongest tier that passed its self-test since the boot (check
+--self-test), else of the syscall tier; or of the one that --tier asks for. The
+notifier tiers make this program an empty KVM machine.
+
 Exit code 1 if a transfer was stale with the feed, or none without it.`,
 		Args: args(cobra.NoArgs),
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
 				return usagef("%v", err)
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
-			o.Open = func() (*feed.Watch, error) { return local.Open(local.Options{}) }
+			switch {
+			case throughDaemon && cmd.Flags().Changed("tier"):
+				return usagef("--tier is for a feed of one's own; with --daemon the daemon decides")
+			case throughDaemon:
+				o.Open = func() (*feed.Watch, error) {
+					return feed.Dial(ctx, feed.Options{Socket: os.Getenv(feed.EnvSocket)})
+				}
+			default:
+				chosen, why, err := tier.own()
+				if err != nil {
+					return err
+				}
+				s.log().Info("feed", "tier", chosen, "reason", why)
+				o.Open = func() (*feed.Watch, error) { return local.Open(local.Options{Tier: chosen}) }
+			}
 			r, err := demo.Run(ctx, o)
 			switch {
 			case errors.Is(err, uring.ErrDisabled):
@@ -61,6 +82,8 @@ Exit code 1 if a transfer was stale with the feed, or none without it.`,
 		},
 	}
 	format.register(cmd)
+	registerTier(cmd, &tier)
+	cmd.Flags().BoolVar(&throughDaemon, "daemon", false, "take the feed of ummufeed serve, which needs no privileges ($UMMU_SOCKET)")
 	cmd.Flags().IntVar(&o.Threads, "threads", 0, "threads of the second half (0: 8)")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "rounds per thread and kind of change (0: 100)")
 	cmd.Flags().IntVar(&o.Pages, "pages", 0, "pages per round (0: 8)")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/tracer"
 )
@@ -80,7 +81,7 @@ func exitCode(err error) int {
 		return exitIncomplete
 	case errors.Is(err, tracer.ErrPermission):
 		return exitPrivileges
-	case errors.Is(err, tracer.ErrNotSupported):
+	case errors.Is(err, tracer.ErrNotSupported), errors.Is(err, feed.ErrUnavailable):
 		return exitUnsupported
 	}
 	return exitFailure

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -194,7 +195,7 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	if err != nil {
 		return err
 	}
-	tr, err := o.tier.open()
+	tr, why, err := o.tier.open(context.Background(), s.log())
 	if err != nil {
 		return err
 	}
@@ -204,6 +205,7 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	if err != nil {
 		return err
 	}
+	meta.TierReason = why
 	meta.Command = argv
 	var tree *inject.Tree // with the notifier tier
 	if o.tier.notifier() {

@@ -79,7 +79,7 @@ type triedTier struct {
 	Reason string      `json:"reason,omitempty"`
 }
 
-func selfTest(ctx context.Context, w io.Writer, format string, tier tierFlag) error {
+func selfTest(ctx context.Context, s streams, format string, tier tierFlag) error {
 	tiers, err := tier.tiers()
 	if err != nil {
 		return err
@@ -90,7 +90,10 @@ func selfTest(ctx context.Context, w io.Writer, format string, tier tierFlag) er
 	if err != nil {
 		return err
 	}
-	return showSelfTest(w, format, tried)
+	if err := selftest.Remember(tried); err != nil {
+		s.log().Warn("self-tests are not remembered", "error", err)
+	}
+	return showSelfTest(s.out, format, tried)
 }
 
 func showSelfTest(w io.Writer, format string, tried []selftest.Attempt) error {

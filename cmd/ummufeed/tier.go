@@ -3,23 +3,30 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/feed/local"
 	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/selftest"
 	"github.com/ummu/ummu/tracer"
 )
 
 const tierHelp = `Tiers: syscall sees calls at their entry and exit; notifier sees what the kernel
 does to page tables, by any path, before it does it, with exact ranges and without
 results, but only in address spaces that have an MMU notifier: by probes where they
-exist (notifier/probe), else by KVM's tracepoint (notifier/tracepoint). auto is syscall.`
+exist (notifier/probe), else by KVM's tracepoint (notifier/tracepoint). auto is the
+strongest that passes its self-test (check --self-test, made when it is not known since
+the boot) and needs nothing done to the program: a notifier is made only if asked for.`
 
 // registerTier adds --tier to a command that shows streams.
 func registerTier(cmd *cobra.Command, f *tierFlag) {
@@ -28,11 +35,18 @@ func registerTier(cmd *cobra.Command, f *tierFlag) {
 	complete(cmd, "tier", tierNames)
 }
 
-// open loads the kernel side for a stream. A tier that is asked for is had, or
-// it is an error.
-func (f tierFlag) open() (t *tracer.Tracer, err error) {
+// open loads the kernel side for a stream, and says why it is that tier. A
+// tier that is asked for is had, or it is an error.
+func (f tierFlag) open(ctx context.Context, log *slog.Logger) (t *tracer.Tracer, why string, err error) {
 	if f == "auto" {
-		return tracer.Open(tracer.Options{})
+		tier, why, err := selftest.Auto(ctx, streamTiers(), func(t tracer.Tier) {
+			log.Info("testing a tier, once per boot", "tier", t)
+		})
+		if err != nil {
+			return nil, "", err
+		}
+		t, err = tracer.Open(tracer.Options{Tier: tier})
+		return t, strings.Join(slices.DeleteFunc([]string{why, noInjection}, func(s string) bool { return s == "" }), "; "), err
 	}
 	tiers, err := f.tiers()
 	for _, tier := range tiers {
@@ -40,7 +54,35 @@ func (f tierFlag) open() (t *tracer.Tracer, err error) {
 			break
 		}
 	}
-	return t, err
+	return t, "asked for", err
+}
+
+// own is the tier for a feed of this program itself, and why.
+func (f tierFlag) own() (tracer.Tier, string, error) {
+	if f == "auto" {
+		tier, why := local.Choose()
+		return tier, why, nil
+	}
+	tiers, err := f.tiers()
+	if err != nil {
+		return tracer.TierNone, "", err
+	}
+	for _, t := range tiers[:len(tiers)-1] {
+		if c := tracer.ProbeTier(t); c.Tier == t {
+			return t, "asked for", nil
+		}
+	}
+	return tiers[len(tiers)-1], "asked for", nil
+}
+
+const noInjection = "the notifier tiers need a notifier in the program, which is made only if asked for (--tier notifier)"
+
+// streamTiers are the tiers that can be opened and need nothing done to a
+// program, strongest first.
+func streamTiers() []tracer.Tier {
+	return slices.DeleteFunc([]tracer.Tier{tracer.TierMM, tracer.TierSyscall}, func(t tracer.Tier) bool {
+		return tracer.Options{Tier: t}.Validate() != nil
+	})
 }
 
 func (f tierFlag) notifier() bool { return strings.HasPrefix(string(f), "notifier") }

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -160,7 +161,7 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 		defer unix.Close(p.fd)
 		ps = append(ps, p)
 	}
-	tr, err := t.tier.open()
+	tr, why, err := t.tier.open(context.Background(), s.log())
 	if err != nil {
 		return err
 	}
@@ -170,6 +171,7 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 	if err != nil {
 		return err
 	}
+	meta.TierReason = why
 	meta.PIDs = t.pids
 	if t.inject {
 		machines, err := injectAll(ps)

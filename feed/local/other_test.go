@@ -11,8 +11,11 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -25,7 +28,10 @@ import (
 )
 
 // otherRole makes this test binary the process that is watched.
-const otherRole = "UMMU_LOCAL_OTHER"
+const (
+	otherRole = "UMMU_LOCAL_OTHER"
+	otherHeld = "UMMU_LOCAL_HELD"
+)
 
 func init() {
 	if os.Getenv(otherRole) == "" {
@@ -51,6 +57,20 @@ func init() {
 			unix.CloseRange(3, ^uint(0)>>32, 0)
 		case "exec":
 			err = unix.Exec("/bin/echo", []string{"echo", "exec"}, nil)
+		case "fork": // a child that only waits, whatever becomes of its parent
+			child, _, e := unix.RawSyscall6(unix.SYS_CLONE, uintptr(unix.SIGCHLD), 0, 0, 0, 0, 0)
+			for e == 0 && child == 0 {
+				unix.RawSyscall(unix.SYS_PAUSE, 0, 0, 0)
+			}
+			if e != 0 {
+				err = e
+			}
+			fmt.Println("child", child)
+		case "hold": // a feed of process otherHeld, for as long as this one lives
+			var pid int
+			if pid, err = strconv.Atoi(os.Getenv(otherHeld)); err == nil {
+				_, err = Open(Options{PID: pid, Tier: tracer.TierNotifierTracepoint, Inject: true})
+			}
 		}
 		fmt.Println(in.Text())
 	}
@@ -195,27 +215,86 @@ func openOn(t *testing.T, o Options) *feed.Watch {
 // watch is dead.
 func TestOtherProcess(t *testing.T) {
 	machine.NeedKVM(t)
-	for _, role := range []string{"inject", "vm"} {
-		t.Run(role, func(t *testing.T) {
-			o := startOther(t, role)
-			options := Options{PID: o.cmd.Process.Pid, Tier: tracer.TierNotifierTracepoint, VM: o.vm, Inject: role == "inject"}
-			w := openOn(t, options)
-			if o.vm != nil {
-				o.vm.Close() // the watch has its own
-			}
-			o.cached(w)
-			o.dropped(w)
-			o.do("close")
-			o.dropped(w)
-			o.do("exec")
-			if w.Valid() {
-				t.Error("valid after execve")
-			}
-			if s := w.Drain(func(*mm.Record) {}); s != feed.DeadState {
-				t.Errorf("drain: %v, want %v", s, feed.DeadState)
-			}
-		})
+	for _, tier := range notifierTiers() {
+		for _, role := range []string{"inject", "vm"} {
+			t.Run(tier.String()+"/"+role, func(t *testing.T) { otherProcess(t, tier, role) })
+		}
 	}
+}
+
+func otherProcess(t *testing.T, tier tracer.Tier, role string) {
+	o := startOther(t, role)
+	options := Options{PID: o.cmd.Process.Pid, Tier: tier, VM: o.vm, Inject: role == "inject"}
+	w := openOn(t, options)
+	if o.vm != nil {
+		o.vm.Close() // the watch has its own
+	}
+	o.cached(w)
+	o.dropped(w)
+	o.do("close")
+	o.dropped(w)
+	o.do("exec")
+	if w.Valid() {
+		t.Error("valid after execve")
+	}
+	if s := w.Drain(func(*mm.Record) {}); s != feed.DeadState {
+		t.Errorf("drain: %v, want %v", s, feed.DeadState)
+	}
+}
+
+// The watch dies with its process, though a forked child lives on and has
+// inherited the descriptor of the machine.
+func TestOtherForksAndEnds(t *testing.T) {
+	machine.NeedKVM(t)
+	for _, tier := range notifierTiers() {
+		for _, role := range []string{"inject", "vm"} {
+			t.Run(tier.String()+"/"+role, func(t *testing.T) {
+				o := startOther(t, role)
+				w := openOn(t, Options{PID: o.cmd.Process.Pid, Tier: tier, VM: o.vm, Inject: role == "inject"})
+				if o.vm != nil {
+					o.vm.Close()
+				}
+				o.cached(w)
+				var child int
+				if _, err := io.WriteString(o.in, "fork\n"); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := fmt.Fscanf(o.out, "child %d\nfork\n", &child); err != nil || child <= 0 {
+					t.Fatal(child, err)
+				}
+				defer unix.Kill(child, unix.SIGKILL)
+				o.dropped(w) // the machine is not the child's
+				o.cached(w)
+				o.cmd.Process.Kill()
+				o.cmd.Process.Wait() // its output goes on: the child has it
+				for start := time.Now(); w.Valid() || w.Drain(func(*mm.Record) {}) != feed.DeadState; runtime.Gosched() {
+					if time.Since(start) > 20*time.Second {
+						t.Fatal("the watch of a process that has ended lives on")
+					}
+				}
+				if err := unix.Kill(child, 0); err != nil {
+					t.Errorf("the child: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// A process that held the machine and the watch of another one is killed: that
+// one is unharmed, and the next holder sees its changes.
+func TestHolderKilled(t *testing.T) {
+	machine.NeedKVM(t)
+	o := startOther(t, "inject")
+	t.Setenv(otherHeld, strconv.Itoa(o.cmd.Process.Pid))
+	holder := startOther(t, "inject")
+	holder.do("hold")
+	o.do("drop")
+	holder.cmd.Process.Kill()
+	holder.cmd.Process.Wait()
+	o.do("drop")
+	w := openOn(t, Options{PID: o.cmd.Process.Pid, Tier: tracer.TierNotifierTracepoint, Inject: true})
+	o.cached(w)
+	o.dropped(w)
 }
 
 func TestOtherRefused(t *testing.T) {

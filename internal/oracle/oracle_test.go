@@ -5,6 +5,7 @@ package oracle
 import (
 	"errors"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -158,6 +159,46 @@ func TestPlanted(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Somebody switches all kprobes off: the other programs see what there is.
+func TestKprobesOff(t *testing.T) {
+	machine.NeedKVM(t)
+	const file = "/sys/kernel/debug/kprobes/enabled"
+	if _, err := os.Stat(file); err != nil {
+		if machine.Full() {
+			t.Fatal(err)
+		}
+		t.Skipf("this kernel has no kprobes (%v); make test-vm runs this test on kernels that have", err)
+	}
+	target := &Target{Tier: "notifier/probe"}
+	defer target.Close()
+	total := new(Result)
+	run := func(from, to uint64) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			r, err := target.Run(program(i))
+			if err != nil {
+				t.Fatalf("program %d: %v", i, err)
+			}
+			if total.Add(r); r.Finding != nil {
+				t.Fatalf("program %d: %v", i, r.Finding)
+			}
+		}
+	}
+	run(0, 2)
+	if err := os.WriteFile(file, []byte("0"), 0); err != nil {
+		t.Fatal(err)
+	}
+	defer os.WriteFile(file, []byte("1"), 0)
+	run(2, 8)
+	if err := os.WriteFile(file, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	run(8, 10)
+	if total.Hits == 0 || total.Changes == 0 {
+		t.Errorf("%+v: that is no test", total)
 	}
 }
 

@@ -56,6 +56,8 @@ type Meta struct {
 	Arch    string `json:"arch"`   // Go's name; call numbers depend on it
 	Tier    string `json:"tier"`
 	Gaps    []Gap  `json:"gaps"` // what the tier cannot see
+	// TierReason says why it is that tier.
+	TierReason string `json:"tier_reason,omitempty"`
 	// Start is the wall-clock time at which the watch was opened.
 	Start time.Time `json:"start"`
 	// MonotonicZero is the wall-clock time at which CLOCK_MONOTONIC was 0, by

@@ -26,6 +26,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/internal/truth"
+	"github.com/ummu/ummu/internal/verdict"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/tracer"
 )
@@ -121,6 +122,58 @@ func Choose(ctx context.Context, tiers []tracer.Tier) ([]Attempt, error) {
 		}
 	}
 	return tried, nil
+}
+
+// Remember keeps what was found until the next boot (package verdict). What
+// could not be tested is kept only if the kernel lacks a hook: anything else may
+// be different the next time.
+func Remember(tried []Attempt) error {
+	v := verdict.Verdicts{}
+	for _, a := range tried {
+		var hook *tracer.HookError
+		switch {
+		case a.Report != nil:
+			v[a.Tier.String()] = verdict.Verdict{Fit: a.Report.Fit, Reason: strings.Join(a.Report.Reasons, "; ")}
+		case errors.As(a.Err, &hook):
+			v[a.Tier.String()] = verdict.Verdict{Reason: a.Err.Error()}
+		}
+	}
+	return verdict.Save(v)
+}
+
+// Auto is the strongest of tiers, strongest first, that is fit by what is
+// remembered, or by a self-test now, of which testing is told; and why. The last
+// one is taken without a test if no other is fit. What is found is remembered,
+// as far as it can be. The error is that of ctx.
+func Auto(ctx context.Context, tiers []tracer.Tier, testing func(tracer.Tier)) (tier tracer.Tier, why string, err error) {
+	known, err := verdict.Load()
+	if err != nil {
+		known = nil // tested again, each time
+	}
+	var reasons []string
+	for _, t := range tiers[:len(tiers)-1] {
+		v, ok := known[t.String()]
+		if !ok {
+			testing(t)
+			tried, err := Choose(ctx, []tracer.Tier{t})
+			if err != nil {
+				return tracer.TierNone, "", err
+			}
+			if a := tried[0]; a.Err != nil {
+				v.Reason = a.Err.Error()
+			} else {
+				v = verdict.Verdict{Fit: a.Report.Fit, Reason: strings.Join(a.Report.Reasons, "; ")}
+			}
+			if err := Remember(tried); err != nil {
+				reasons = append(reasons, err.Error())
+			}
+		}
+		if v.Fit {
+			return t, strings.Join(append(reasons, "the strongest that passed its self-test"), "; "), nil
+		}
+		reasons = append(reasons, fmt.Sprintf("%v: %s", t, v.Reason))
+	}
+	return tiers[len(tiers)-1], strings.Join(reasons, "; "), nil
 }
 
 // byGo is the program that performs the operations: this one.

@@ -94,6 +94,42 @@ func TestChooseTakesTheStrongestThatIsFit(t *testing.T) {
 	}
 }
 
+// What was found is not tested again: a verdict is believed, and a tier that
+// cannot be tested is passed over with its reason.
+func TestAuto(t *testing.T) {
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	bad := tracer.Tier(99)
+	var tested []tracer.Tier
+	ask := func(tiers ...tracer.Tier) (tracer.Tier, string) {
+		t.Helper()
+		tested = nil
+		tier, why, err := Auto(t.Context(), tiers, func(tier tracer.Tier) { tested = append(tested, tier) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return tier, why
+	}
+	if tier, why := ask(tracer.TierSyscall); tier != tracer.TierSyscall || why != "" || len(tested) != 0 {
+		t.Errorf("the only one: %v, %q, tested %v", tier, why, tested)
+	}
+	if tier, why := ask(bad, tracer.TierSyscall); tier != tracer.TierSyscall || !strings.Contains(why, "cannot be opened") || !slices.Equal(tested, []tracer.Tier{bad}) {
+		t.Errorf("untestable: %v, %q, tested %v", tier, why, tested)
+	}
+	if tier, why := ask(tracer.TierSyscall, bad); tier != tracer.TierSyscall || !strings.Contains(why, "passed") || len(tested) != 1 {
+		t.Errorf("tested now: %v, %q, tested %v", tier, why, tested)
+	}
+	if tier, why := ask(tracer.TierSyscall, bad); tier != tracer.TierSyscall || !strings.Contains(why, "passed") || len(tested) != 0 {
+		t.Errorf("tested before: %v, %q, tested %v", tier, why, tested)
+	}
+	unfit := []Attempt{{Tier: tracer.TierSyscall, Report: &Report{Reasons: []string{"planted"}}}}
+	if err := Remember(unfit); err != nil {
+		t.Fatal(err)
+	}
+	if tier, why := ask(tracer.TierSyscall, bad); tier != bad || why != "syscall: planted" || len(tested) != 0 {
+		t.Errorf("unfit before: %v, %q, tested %v", tier, why, tested)
+	}
+}
+
 func TestCancelled(t *testing.T) {
 	cause := errors.New("enough")
 	ctx, cancel := context.WithCancelCause(t.Context())

@@ -30,17 +30,18 @@ var groups = map[string][]string{
 	"bpf/layout": {},
 	"tracer":     {"bpf", "bpf/layout", "mm", "internal/guard"},
 	"feed":       {"bpf/layout", "mm", "internal/guard", "internal/wire"},
-	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm", "internal/guard", "internal/inject"},
+	"feed/local": {"feed", "tracer", "bpf", "bpf/layout", "mm", "internal/guard", "internal/inject", "internal/verdict"},
 	"regcache":   {"feed", "mm", "internal/guard"},
 
 	"internal/inject":    {},                     // ptrace only
+	"internal/verdict":   {"bpf"},                // of self-tests, by kernel side
 	"internal/guard":     {},                     // constants
 	"internal/wire":      {},                     // bytes
 	"internal/truth/ops": {},                     // makes the calls it is told to make
 	"test/ops":           {"internal/truth/ops"}, // programs as text, and where they lie
 
-	"internal": {"internal/guard", "internal/wire", "internal/truth/ops", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
-	"cmd":      {"internal", "internal/wire", "internal/inject", "internal/truth/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"internal": {"internal/guard", "internal/verdict", "internal/wire", "internal/truth/ops", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
+	"cmd":      {"internal", "internal/verdict", "internal/wire", "internal/inject", "internal/truth/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 	"examples": {"regcache", "feed/local", "feed", "tracer", "mm"},
 	"test":     {"internal", "internal/wire", "test/ops", "regcache", "feed/local", "feed", "tracer", "bpf", "bpf/layout", "mm"},
 }
