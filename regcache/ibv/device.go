@@ -153,7 +153,8 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// Options of a protection domain. The zero value works.
+// Options of a protection domain: of what Register registers on it. The zero
+// value works.
 type Options struct {
 	// OnDemand makes regions that follow the page tables (IBV_ACCESS_ON_DEMAND),
 	// where [Limits] say that the device can: else Register fails with

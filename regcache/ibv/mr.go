@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/regcache"
 )
@@ -63,17 +65,17 @@ func (m *MR) Registered() bool { return m.state.Load() == registered }
 // which explains the errno, [ErrGoMemory], [mm.ErrEmptyRange], and
 // os.ErrClosed. See the documentation of the package for whose memory it may be.
 func (p *PD) Register(r mm.Range, a regcache.Access) (*MR, error) {
-	return p.RegisterAt(r, a, uint64(r.Start))
+	return p.RegisterAt(r, a, uint64(r.Start), p.opt)
 }
 
-// RegisterAt is Register for a device that is to know the first byte of r by
-// the address iova (ibv_reg_mr_iova2). The offsets of r.Start and iova in their
-// pages must be the same.
-func (p *PD) RegisterAt(r mm.Range, a regcache.Access, iova uint64) (*MR, error) {
+// RegisterAt is Register with options of its own, and for a device that is to
+// know the first byte of r by the address iova (ibv_reg_mr_iova2). The offsets
+// of r.Start and iova in their pages must be the same.
+func (p *PD) RegisterAt(r mm.Range, a regcache.Access, iova uint64, o Options) (*MR, error) {
 	if !r.Empty() && heapUnpinned(r.Start) {
 		return nil, fmt.Errorf("%s %v: %w", opRegister, r, ErrGoMemory)
 	}
-	return p.register(r, a, iova, nil)
+	return p.register(r, a, iova, o, nil)
 }
 
 // RegisterBytes registers b, memory of the Go heap or any other, and keeps it
@@ -86,14 +88,14 @@ func (p *PD) RegisterBytes(b []byte, a regcache.Access) (*MR, error) {
 	}
 	pinner := new(runtime.Pinner)
 	pinner.Pin(unsafe.SliceData(b))
-	m, err := p.register(r, a, uint64(start), pinner)
+	m, err := p.register(r, a, uint64(start), p.opt, pinner)
 	if err != nil {
 		pinner.Unpin()
 	}
 	return m, err
 }
 
-func (p *PD) register(r mm.Range, a regcache.Access, iova uint64, pinner *runtime.Pinner) (*MR, error) {
+func (p *PD) register(r mm.Range, a regcache.Access, iova uint64, o Options, pinner *runtime.Pinner) (*MR, error) {
 	if r.Empty() {
 		return nil, fmt.Errorf("%s %v: %w", opRegister, r, mm.ErrEmptyRange)
 	}
@@ -101,7 +103,12 @@ func (p *PD) register(r mm.Range, a regcache.Access, iova uint64, pinner *runtim
 	if err != nil {
 		return nil, fmt.Errorf("%s %v: protection domain: %w", opRegister, r, err)
 	}
-	m := &MR{pd: p, rng: r, iova: iova, flags: flagsOf(a, p.opt), pinner: pinner}
+	m := &MR{pd: p, rng: r, iova: iova, flags: flagsOf(a, o), pinner: pinner}
+	if o.OnDemand && !p.dev.limits.OnDemand {
+		// the kernel's word for it is EINVAL, which may mean anything
+		p.use(-1, 0)
+		return nil, p.explain(opRegister, m, unix.EOPNOTSUPP)
+	}
 	if m.keys, err = libRegister(pd, uint64(r.Start), r.Len(), iova, m.flags); err != nil {
 		p.use(-1, 0)
 		return nil, p.explain(opRegister, m, err)

@@ -4,10 +4,10 @@
 
 // Package machine is for tests that need what some machines cannot have
 // whatever is installed on them: /dev/kvm (a guest without nested
-// virtualisation) and the 32-bit system calls of x86. `make test-vm` runs the
-// same tests in guests that have both; its harness sets UMMU_TEST_MACHINE, and
-// there a lack is a failure. BPF and io_uring are not among these: without
-// them a test fails everywhere.
+// virtualisation), the 32-bit system calls of x86, and an RDMA device. `make
+// test-vm` runs the same tests in guests that have them; its harness sets
+// UMMU_TEST_MACHINE, and there a lack is a failure. BPF and io_uring are not
+// among these: without them a test fails everywhere.
 package machine
 
 import (
@@ -54,5 +54,19 @@ func NeedCompat(t testing.TB) {
 		t.Fatal("int $0x80 is a fault")
 	default:
 		t.Skip("int $0x80 is a fault on this machine; make test-vm runs this test in guests where it is a system call")
+	}
+}
+
+// NeedRDMA skips the test where there is no RDMA device. What the library says
+// then is tested where it says it (TestNoSuchDevice of package ibv).
+func NeedRDMA(t testing.TB) {
+	t.Helper()
+	devices, err := os.ReadDir("/sys/class/infiniband")
+	switch {
+	case len(devices) > 0:
+	case Full() || err != nil && !errors.Is(err, fs.ErrNotExist):
+		t.Fatalf("no RDMA device: %v", err)
+	default:
+		t.Skip("no RDMA device on this machine; make test-vm runs this test in guests that have one")
 	}
 }

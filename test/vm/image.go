@@ -37,23 +37,27 @@ type payload struct {
 
 func build(ctx context.Context, dir, repo string, suites []suite, rdma bool) (*payload, error) {
 	p := &payload{dir, repo, suites, rdma}
-	goTool := func(args ...string) error {
+	goTool := func(cgo string, args ...string) error {
 		c := exec.CommandContext(ctx, "go", args...)
 		c.Dir = repo
-		c.Env = append(os.Environ(), "CGO_ENABLED=0")
+		c.Env = append(os.Environ(), "CGO_ENABLED="+cgo)
 		if out, err := c.CombinedOutput(); err != nil {
 			return fmt.Errorf("go %s: %w\n%s", strings.Join(args, " "), err, out)
 		}
 		return nil
 	}
-	if err := goTool("build", "-ldflags=-s -w", "-o", dir+"/guest", "./test/vm/guest"); err != nil {
+	if err := goTool("0", "build", "-ldflags=-s -w", "-o", dir+"/guest", "./test/vm/guest"); err != nil {
 		return nil, err
 	}
 	for _, s := range suites {
 		if s.command != "" {
 			continue
 		}
-		if err := goTool("test", "-c", "-ldflags=-s -w", "-o", dir+"/"+s.name, s.pkg); err != nil {
+		cgo := "0"
+		if s.rdma {
+			cgo = "1"
+		}
+		if err := goTool(cgo, "test", "-c", "-ldflags=-s -w", "-o", dir+"/"+s.name, s.pkg); err != nil {
 			return nil, err
 		}
 	}
@@ -126,7 +130,9 @@ func (p *payload) write(ctx context.Context, file string, s *store, release stri
 		if s.command != "" {
 			continue
 		}
-		a.file("/suites/"+s.name, p.dir+"/"+s.name)
+		if err := addProgram(ctx, a, "/suites/"+s.name, p.dir+"/"+s.name); err != nil {
+			return err
+		}
 		a.dir(path.Join("/src", s.pkg))
 		if d := filepath.Join(p.repo, s.pkg, "testdata"); exists(d) {
 			a.tree(path.Join("/src", s.pkg, "testdata"), d)
@@ -227,13 +233,16 @@ func (p *payload) userland(ctx context.Context, a *archive) error {
 	}
 	a.link("/sbin/modprobe", "/bin/kmod") // also called by the kernel
 	if p.rdma {
-		providers, err := filepath.Glob("/usr/lib/*/libibverbs/librxe-*.so")
-		if err != nil {
-			return err
-		}
-		for _, f := range providers {
-			if err := addProgram(ctx, a, f, f); err != nil {
+		// opened, not linked
+		for _, pattern := range []string{"libibverbs/librxe-*.so", "libibverbs.so.1", "librdmacm.so.1"} {
+			files, err := filepath.Glob("/usr/lib/*/" + pattern)
+			if err != nil {
 				return err
+			}
+			for _, f := range files {
+				if err := addProgram(ctx, a, f, f); err != nil {
+					return err
+				}
 			}
 		}
 		a.tree("/etc/libibverbs.d", "/etc/libibverbs.d")

@@ -125,7 +125,7 @@ func run(ctx context.Context, o *options) (bool, error) {
 			return false, fmt.Errorf("-kernels: %w", err)
 		}
 	}
-	programs := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.asked })
+	programs := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.asked || s.rdma && !o.rdma })
 	if o.suites != "" {
 		if programs, err = pick(o.suites, suites, func(s *suite) string { return s.name }); err != nil {
 			return false, fmt.Errorf("-suites: %w", err)
@@ -133,6 +133,9 @@ func run(ctx context.Context, o *options) (bool, error) {
 	}
 	for i := range programs {
 		s := &programs[i]
+		if s.rdma && !o.rdma {
+			return false, fmt.Errorf("suite %s needs -rdma", s.name)
+		}
 		s.timeout = max(8*time.Minute, o.timeout/3)
 		if strings.HasPrefix(s.command, "soak ") {
 			s.command += fmt.Sprintf(" -ops %d -for %v", o.soakOps, o.soakFor)

@@ -16,6 +16,7 @@ type suite struct {
 	command string         // no tests, but a program of test/extras with these arguments
 	data    bool           // of a command: writes JSON to its standard output
 	asked   bool           // not run unless it is asked for
+	rdma    bool           // built with cgo; run only with -rdma
 	exit    map[string]int // of a command, by kernel: the exit status that is right, if not 0
 	args    []string
 	only    string // tests run unless others are asked for, a regular expression
@@ -64,6 +65,8 @@ var suites = []suite{
 		since: "6.1", why: noTracepoint},
 	{name: "probe", tier: "notifier/probe", pkg: "./test/coherence", only: races,
 		args: []string{"-tier=notifier/probe", "-rounds=300", "-changes=5000", "-load-changes=8000"}},
+	{name: "rdma", tier: "syscall", pkg: "./test/verbs", rdma: true},
+	{name: "rdma-probe", tier: "notifier/probe", pkg: "./test/verbs", args: []string{"-tier=notifier/probe"}, rdma: true},
 	{name: "guards", pkg: "./internal/guard/cmd/guards", only: "^TestKVMRows$", asked: true, since: "6.1", why: noTracepoint},
 	{name: "soak-syscall", tier: "syscall", command: "soak -out - -tier syscall", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-tracepoint", tier: "notifier/tracepoint", command: "soak -out - -tier notifier/tracepoint", data: true, asked: true, since: "6.1", why: noSingleSlot},
