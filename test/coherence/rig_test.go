@@ -61,7 +61,31 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, hammer())
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(keeping{m})
+}
+
+// keep leaves the kernel side loaded from one test to the next: on emulated
+// processors to load it takes longer than most tests.
+var keep = flag.Bool("keep", false, "load the kernel side once for all tests")
+
+type keeping struct{ *testing.M }
+
+// Run runs the tests.
+func (k keeping) Run() int {
+	if !*keep {
+		return k.M.Run()
+	}
+	w, err := open(local.Options{})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	code := k.M.Run()
+	if err := w.Close(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
 }
 
 var page = int(mm.PageSize())
