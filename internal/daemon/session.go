@@ -319,6 +319,7 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 	f, err := t.tracer.OpenFeedOf(ss.id.pidfd, tracer.FeedOptions{
 		RingBytes: int(hello.RingBytes),
 		NoWakeup:  hello.Flags&wire.FlagNoWakeup != 0,
+		Witness:   t.machine, // which the session keeps
 	})
 	switch {
 	case errors.Is(err, tracer.ErrNoProcess), errors.Is(err, tracer.ErrNoSpace):

@@ -39,11 +39,21 @@ func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tier %v: %w", tier, err))
 			missing(tier, err.Error())
+			return nil
+		}
+		if weak := t.Coverage().Weak; len(weak) != 0 {
+			missing(tier, strings.Join(weak, "; "))
+			errs = append(errs, t.Close())
+			return nil
 		}
 		return t
 	}
 	probe := load(tracer.TierNotifierProbe)
-	if probe != nil {
+	switch {
+	case probe == nil:
+	case tracer.Preemptible():
+		missing(tracer.TierNotifierProbe, tracer.ErrNoWitness.Error())
+	default:
 		tiers = append(tiers, candidate{probe, tracer.TierNotifierProbe, false})
 	}
 	if t := load(tracer.TierMM); t != nil {
@@ -72,8 +82,11 @@ func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
 			tiers = append(tiers, candidate{t, tracer.TierSyscall, false})
 		}
 	}
+	if probe != nil && !slices.ContainsFunc(tiers, func(c candidate) bool { return c.tracer == probe }) {
+		errs = append(errs, probe.Close())
+	}
 	if len(tiers) == 0 {
-		if len(errs) == 0 {
+		if errors.Join(errs...) == nil {
 			errs = append(errs, tracer.ErrNotSupported)
 		}
 		return nil, why, &noTier{"no tier can be used: " + strings.Join(why, "; "), errors.Join(errs...)}
