@@ -206,6 +206,36 @@ func TestClosedWatchIsNotTheNext(t *testing.T) {
 	}
 }
 
+// What concerns all watches looks at the places in use, and no further.
+func TestPlacesInUse(t *testing.T) {
+	tr, p := own(t), startTracee(t)
+	inUse := func(want uint32) {
+		t.Helper()
+		var n uint32
+		if err := tr.objs.SlotsEnd.Get(&n); err != nil || n != want {
+			t.Errorf("%d places in use, want %d (%v)", n, want, err)
+		}
+	}
+	inUse(0)
+	var feeds []*Feed
+	for i := range 3 {
+		feeds = append(feeds, openFeed(t, tr, PID(p.pid)))
+		inUse(uint32(i + 1))
+	}
+	for _, c := range []struct {
+		close int
+		want  uint32
+	}{{0, 3}, {2, 2}, {1, 0}} {
+		if err := feeds[c.close].Close(); err != nil {
+			t.Fatal(err)
+		}
+		inUse(c.want)
+	}
+	if f := openFeed(t, tr, PID(p.pid)); f.slot.index != 0 {
+		t.Errorf("place %d, want the lowest", f.slot.index)
+	}
+}
+
 // A change that finds no room to be tracked ends the watch.
 func TestFeedWithoutRoomToTrack(t *testing.T) {
 	tr, p := own(t), startTracee(t)

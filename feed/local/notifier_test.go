@@ -172,6 +172,55 @@ func TestNotifierPageStays(t *testing.T) {
 	}
 }
 
+// Advice that takes no pinned page away invalidates nothing by process_madvise
+// either.
+func TestNotifierVectorAdvice(t *testing.T) {
+	machine.NeedKVM(t)
+	for _, tier := range notifierTiers() {
+		t.Run(tier.String(), func(t *testing.T) {
+			w := openTierHere(t, tier)
+			b, r := pages(t, 4)
+			self, err := unix.PidfdOpen(os.Getpid(), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(self)
+			vector := []unix.Iovec{{Base: &b[0], Len: uint64(len(b))}}
+			advise := func(advice uintptr) unix.Errno {
+				_, _, e := unix.Syscall6(unix.SYS_PROCESS_MADVISE, uintptr(self), uintptr(unsafe.Pointer(&vector[0])), 1, advice, 0, 0)
+				return e
+			}
+			done := 0
+			for _, advice := range []uintptr{unix.MADV_COLD, unix.MADV_PAGEOUT, unix.MADV_FREE, unix.MADV_COLLAPSE} {
+				for i := range b {
+					b[i] = 1
+				}
+				cache(t, w, r)
+				switch e := advise(advice); e {
+				case 0:
+					done++
+				case unix.EINVAL, unix.EAGAIN: // not by this kernel, or nothing to collapse
+				default:
+					t.Errorf("advice %d: %v", advice, e)
+				}
+				w.Drain(func(rec *mm.Record) {
+					if rec.Touches(r) {
+						t.Errorf("advice %d: %+v", advice, *rec)
+					}
+				})
+				w.Forget(r)
+			}
+			if done < 2 {
+				t.Errorf("only %d kinds of advice were taken", done)
+			}
+			cache(t, w, r)
+			if e := advise(unix.MADV_DONTNEED); e == 0 && w.Valid() { // from 6.13
+				t.Error("valid after DONTNEED")
+			}
+		})
+	}
+}
+
 // feedOfSelf opens a feed of this process, and the watch over it, by which a
 // registration waits for changes in flight without asking where tasks are.
 func feedOfSelf(t *testing.T) (*tracer.Feed, *feed.Watch) {
