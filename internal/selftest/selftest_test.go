@@ -342,6 +342,56 @@ func TestSingleProgramIsUnfit(t *testing.T) {
 	}
 }
 
+// What moves no pinned page invalidates nothing, on any tier, while the kernel
+// merges pages as well.
+func TestNothingFalse(t *testing.T) {
+	harmless := []string{
+		"fork-write", "fork-child-write", "fork-child-munmap", "mremap-grow-in-place", "mremap-may-grow-in-place", "brk-grow",
+		"munmap-neighbour", "mbind-move", "move-pages", "migrate-pages", "compaction", "uffd-move-pinned", "collapse-pinned",
+		"cold", "pageout", "free", "mergeable", "unmergeable",
+	}
+	const ksm = "/sys/kernel/mm/ksm/"
+	for file, value := range map[string]string{"run": "1", "sleep_millisecs": "1", "pages_to_scan": "1000"} {
+		before, err := os.ReadFile(ksm + file)
+		if err == nil {
+			err = os.WriteFile(ksm+file, []byte(value), 0)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.WriteFile(ksm+file, before, 0) })
+	}
+	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
+		t.Run(tier.String(), func(t *testing.T) {
+			if tier == tracer.TierNotifierProbe {
+				needProbes(t)
+			}
+			if tier != tracer.TierSyscall {
+				machine.NeedKVM(t)
+			}
+			r, err := Run(t.Context(), Options{Tier: tier, Only: harmless})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r.Operations) != len(harmless) {
+				t.Errorf("%d operations, want %d", len(r.Operations), len(harmless))
+			}
+			here := 0
+			for _, op := range r.Operations {
+				if op.Seen != NotHere {
+					here++
+				}
+				if op.FalsePages != 0 || op.Seen == False || op.Lost != 0 {
+					t.Errorf("%+v", op)
+				}
+			}
+			if here < len(harmless)-3 {
+				t.Errorf("only %d of %d operations can be performed", here, len(harmless))
+			}
+		})
+	}
+}
+
 // A few operations that no planted fault leaves fit (see internal/guard).
 func TestPlanted(t *testing.T) {
 	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
