@@ -4,6 +4,7 @@ package tracer
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/mm"
@@ -54,6 +55,22 @@ var together = [][]mm.Hook{
 	{layout.HookSchedExit, layout.HookSchedExitCopy},
 	{layout.HookExitMmap, layout.HookExitMmapCopy, layout.HookExitMmapClassic},
 	{layout.HookExitMmapFentry},
+}
+
+// lostOf is how many events were lost at most, by the miss counters of the
+// hooks that see them: now, at the look before, and at the one before that.
+func lostOf(each [][3]uint64) uint64 {
+	switch len(each) {
+	case 0:
+		return 0
+	case 1:
+		return max(each[0][0], each[0][1]) - each[0][1]
+	}
+	least := uint64(math.MaxUint64)
+	for _, n := range each {
+		least = min(least, max(n[0], n[2])-n[2])
+	}
+	return least
 }
 
 var rescues = map[mm.Hook]uint32{

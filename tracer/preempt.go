@@ -25,8 +25,8 @@ func Preemptible() bool {
 }
 
 // isPreemptible judges by uname's version string, by the file, which has all
-// models and the one in force in parentheses ("none (voluntary) full"; before
-// 5.18 it did not exist), and by the command line.
+// models and the one in force in parentheses ("none (voluntary) full"; 5.13), and
+// by the command line.
 func isPreemptible(build, model, args string) bool {
 	if !strings.Contains(build, "PREEMPT") {
 		return false

@@ -16,7 +16,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -399,16 +398,16 @@ func recursionMisses(p *ebpf.Program) (uint64, error) {
 // missed is a miss counter as of the last look and of the one before.
 type missed struct{ now, before uint64 }
 
-// checkMisses: an event is lost if all programs that see it were skipped
-// between one look and the next but one: each look reads them one after the
-// other.
+// checkMisses: an event is lost if all programs that see it were skipped. Of
+// several that is between one look and the next but one: each look reads them
+// one after the other.
 func (t *Tracer) checkMisses() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.closed {
 		return
 	}
-	rises := make(map[mm.Hook]uint64)
+	looks := make(map[mm.Hook][3]uint64) // now, and the two before
 	for i := range t.hooks {
 		h := &t.hooks[i]
 		p := t.objs.programs[h.program]
@@ -418,19 +417,17 @@ func (t *Tracer) checkMisses() {
 		}
 		last := t.misses[p]
 		t.misses[p] = missed{n, last.now}
-		rises[h.id] = max(n, last.before) - last.before
+		looks[h.id] = [3]uint64{n, last.now, last.before}
 	}
 	var rise uint64
 	for _, group := range together {
-		least, any := uint64(math.MaxUint64), false
+		var each [][3]uint64
 		for _, id := range group {
-			if n, ok := rises[id]; ok {
-				least, any = min(least, n), true
+			if n, ok := looks[id]; ok {
+				each = append(each, n)
 			}
 		}
-		if any {
-			rise += least
-		}
+		rise += lostOf(each)
 	}
 	if rise != 0 && !guard.Off(guard.MissPolled) {
 		// the program cannot fail once loaded, but if it did, nothing

@@ -32,7 +32,8 @@ type Options struct {
 	// NoWakeup saves the wake-up of a waiting Wait per record, which then
 	// looks every 20 ms instead.
 	NoWakeup bool
-	// Tier is how changes are seen. 0: the syscall tier. The notifier tiers
+	// Tier is how changes are seen. 0: the syscall tier; [Choose] may know a
+	// stronger one that works here. The notifier tiers
 	// give the calling process an MMU notifier ([tracer.MakeNotifier]);
 	// another process needs one of the two options below.
 	Tier tracer.Tier
