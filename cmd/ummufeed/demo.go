@@ -15,6 +15,7 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/feed/local"
 	"github.com/ummu/ummu/internal/demo"
+	"github.com/ummu/ummu/regcache/ibv"
 	"github.com/ummu/ummu/regcache/uring"
 )
 
@@ -26,10 +27,14 @@ func newDemo(s streams) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show stale transfers, and that the feed makes them go away",
-		Long: `demo registers memory with io_uring, changes the mapping, and transfers again into
+		Long: `demo registers memory with a device, changes the mapping, and transfers again into
 the same address: first with a registration cache that nobody tells about
 changes, then with one that listens to the feed. A transfer is stale when it
 reported success and the program does not see the bytes.
+
+The device is io_uring, whose registered buffers pin pages as RDMA does; with
+--device it is a real RDMA device, such as rxe0 or mlx5_0 (RDMA WRITE from this
+process to itself).
 
 The feed is of the strongest tier that passed its self-test since the boot (check
 --self-test), else of the syscall tier; or of the one that --tier asks for. The
@@ -60,8 +65,10 @@ Exit code 1 if a transfer was stale with the feed, or none without it.`,
 			}
 			r, err := demo.Run(ctx, o)
 			switch {
-			case errors.Is(err, uring.ErrDisabled):
+			case errors.Is(err, uring.ErrDisabled), errors.Is(err, ibv.ErrNotBuilt), errors.Is(err, ibv.ErrNoLibrary), errors.Is(err, ibv.ErrNoDevice):
 				return &exitError{exitUnsupported, err}
+			case o.Device != "" && errors.Is(err, os.ErrPermission):
+				return &exitError{exitPrivileges, err}
 			case err != nil:
 				return err
 			}
@@ -84,8 +91,24 @@ Exit code 1 if a transfer was stale with the feed, or none without it.`,
 	format.register(cmd)
 	registerTier(cmd, &tier)
 	cmd.Flags().BoolVar(&throughDaemon, "daemon", false, "take the feed of ummufeed serve, which needs no privileges ($UMMU_SOCKET)")
+	cmd.Flags().StringVar(&o.Device, "device", "", "RDMA device (default: io_uring)")
+	completeDevices(cmd)
 	cmd.Flags().IntVar(&o.Threads, "threads", 0, "threads of the second half (0: 8)")
 	cmd.Flags().IntVar(&o.Rounds, "rounds", 0, "rounds per thread and kind of change (0: 100)")
 	cmd.Flags().IntVar(&o.Pages, "pages", 0, "pages per round (0: 8)")
 	return cmd
+}
+
+// completeDevices completes --device. The library is not asked before that.
+func completeDevices(cmd *cobra.Command) {
+	err := cmd.RegisterFlagCompletionFunc("device", func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+		names, err := ibv.Devices()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	})
+	if err != nil {
+		panic(err) // the flag does not exist
+	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package demo shows what a registration cache does when memory changes under
-// it, with io_uring registered buffers as the device. A round maps memory,
+// it, with io_uring registered buffers or an RDMA device. A round maps memory,
 // registers it through a cache, transfers known bytes into it, changes the
 // mapping, maps again at the same address, transfers again, and looks at every
 // page through the CPU. Once with a cache that nobody tells about changes, once
@@ -16,16 +16,17 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/regcache"
+	"github.com/ummu/ummu/regcache/ibv"
 	"github.com/ummu/ummu/regcache/uring"
 )
 
 // Options of [Run]. The zero value works.
 type Options struct {
+	// Device is the name of an RDMA device, "rxe0". Empty: io_uring.
+	Device string
 	// Open opens the feed of this process. It is called after the rounds
 	// without a feed, and Run closes it before it measures once more without.
 	// Nil means a feed that is dead: nothing is ever cached.
@@ -54,15 +55,18 @@ func (o Options) Validate() error {
 
 // Report is the result of [Run].
 type Report struct {
-	Threads int `json:"threads"`
-	Rounds  int `json:"rounds"`
-	Pages   int `json:"pages"`
+	Device  string `json:"device"` // io_uring, or the name of an RDMA device
+	Threads int    `json:"threads"`
+	Rounds  int    `json:"rounds"`
+	Pages   int    `json:"pages"`
 	// WithoutFeed and WithFeed are the sums over all rows, and the costs.
 	WithoutFeed Mode `json:"without_feed"`
 	WithFeed    Mode `json:"with_feed"`
 	// MunmapRatio is WithFeed.MunmapNS / WithoutFeed.MunmapNS.
 	MunmapRatio float64 `json:"munmap_ratio"`
 	Rows        []Row   `json:"rows"`
+	// LeftOut says why rows are missing, empty if none is.
+	LeftOut string `json:"left_out,omitempty"`
 }
 
 // Row is one kind of change, performed by a number of threads at once.
@@ -104,34 +108,67 @@ type Mode struct {
 	Uncached map[string]uint64 `json:"uncached,omitempty"`
 }
 
-// Run performs the rounds. It needs io_uring: its absence is an error that
-// names the sysctl (uring.ErrDisabled).
+// Run performs the rounds. Without a device it needs io_uring: its absence is
+// an error that names the sysctl (uring.ErrDisabled). With one it needs RDMA
+// (ibv.ErrNotBuilt, ibv.ErrNoLibrary, ibv.ErrNoDevice).
 func Run(ctx context.Context, o Options) (_ *Report, err error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("demo: %w", err)
 	}
 	o = o.withDefaults()
+	ring, err := uring.Open(uring.Options{})
+	if o.Device == "" {
+		if err != nil {
+			return nil, fmt.Errorf("demo: %w", err)
+		}
+		defer func() { err = errors.Join(err, ring.Close()) }()
+		return run(ctx, o, ring, "", func() (device[uring.Buf], error) { return newUring(ring, o.Pages) })
+	}
+	left := ""
+	if err != nil { // needed for one kind of change only
+		left = err.Error()
+		ring = nil
+	} else {
+		defer func() { err = errors.Join(err, ring.Close()) }()
+	}
+	return run(ctx, o, ring, left, func() (device[*ibv.MR], error) { return newVerbs(o.Device, o.Pages, o.Threads) })
+}
+
+// device registers memory, and transfers the known bytes into it.
+type device[H any] interface {
+	regcache.Registrar[H]
+	rights() regcache.Access // that transfer needs
+	// transfer puts the bytes into m, the range that h was registered for.
+	transfer(h H, m mm.Range) error
+	close() error
+}
+
+// run performs the rounds with the device that open opens. ring is nil, with
+// the reason, where there is no io_uring.
+func run[H any](ctx context.Context, o Options, ring *uring.Ring, left string, open func() (device[H], error)) (_ *Report, err error) {
+	dev, err := open()
+	if err != nil {
+		return nil, fmt.Errorf("demo: %w", err)
+	}
+	defer func() { err = errors.Join(err, dev.close()) }()
 	threads := []int{1}
 	if o.Threads > 1 {
 		threads = append(threads, o.Threads)
 	}
-	rep := &Report{Threads: o.Threads, Rounds: o.Rounds, Pages: o.Pages}
+	rep := &Report{Device: o.Device, Threads: o.Threads, Rounds: o.Rounds, Pages: o.Pages}
+	if rep.Device == "" {
+		rep.Device = "io_uring"
+	}
 	for _, c := range changes {
+		if c.ring && ring == nil {
+			rep.LeftOut = fmt.Sprintf("%s: %s", c.name, left)
+			continue
+		}
 		for _, n := range threads {
 			rep.Rows = append(rep.Rows, Row{Change: c.name, Threads: n})
 		}
 	}
-
-	ring, err := uring.Open(uring.Options{})
-	if err != nil {
-		return nil, fmt.Errorf("demo: %w", err)
-	}
-	defer func() { err = errors.Join(err, ring.Close()) }()
-	r := &runner{o: o, ring: ring}
-	if r.src, err = newSource(o.Pages); err != nil {
-		return nil, fmt.Errorf("demo: %w", err)
-	}
-	defer func() { err = errors.Join(err, unix.Close(r.src)) }()
+	r := &runner[H]{o: o, dev: dev, ring: ring}
 
 	before, err := munmapCost()
 	if err != nil {
@@ -181,26 +218,26 @@ func rate(c Counts) float64 {
 	return float64(c.Hits) / float64(c.Hits+c.Misses)
 }
 
-type runner struct {
+type runner[H any] struct {
 	o    Options
+	dev  device[H]
 	ring *uring.Ring
-	src  int // file of known bytes
 }
 
 // cache is what a round registers through: naive or coherent. The Ref gives
-// the buffer back; the zero Ref is that of a buffer nobody counts.
-type cache interface {
-	acquire(mm.Range) (uring.Buf, regcache.Ref[uring.Buf], error)
+// the handle back; the zero Ref is that of a handle nobody counts.
+type cache[H any] interface {
+	acquire(mm.Range) (H, regcache.Ref[H], error)
 }
 
-func (r *runner) withoutFeed(ctx context.Context, rep *Report) error {
+func (r *runner[H]) withoutFeed(ctx context.Context, rep *Report) error {
 	for i := range rep.Rows {
-		n := &naive{ring: r.ring, bufs: map[mm.Range]uring.Buf{}}
+		n := &naive[H]{dev: r.dev, handles: map[mm.Range]H{}}
 		c, err := r.row(ctx, rep.Rows[i], n)
 		c.Hits, c.Misses = n.hits, n.misses
 		rep.Rows[i].WithoutFeed = c
 		if i == 0 && err == nil {
-			rep.WithoutFeed.LookupNS, err = lookupCost(n)
+			rep.WithoutFeed.LookupNS, err = lookupCost[H](n)
 		}
 		if err := errors.Join(err, n.close()); err != nil {
 			return fmt.Errorf("%s: %w", rep.Rows[i].Change, err)
@@ -209,7 +246,7 @@ func (r *runner) withoutFeed(ctx context.Context, rep *Report) error {
 	return nil
 }
 
-func (r *runner) withFeed(ctx context.Context, rep *Report) (err error) {
+func (r *runner[H]) withFeed(ctx context.Context, rep *Report) (err error) {
 	w, err := r.o.Open()
 	if err != nil {
 		return err
@@ -218,14 +255,15 @@ func (r *runner) withFeed(ctx context.Context, rep *Report) (err error) {
 	if rep.WithFeed.MunmapNS, err = munmapCost(); err != nil {
 		return err
 	}
-	c, err := regcache.New(w, r.ring, regcache.Options{})
+	c, err := regcache.New(w, r.dev, regcache.Options{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
+	through := coherent[H]{c, r.dev.rights()}
 	var last regcache.Stats
 	for i := range rep.Rows {
-		n, err := r.row(ctx, rep.Rows[i], coherent{c})
+		n, err := r.row(ctx, rep.Rows[i], through)
 		s := c.Stats()
 		n.Hits, n.Misses = s.Hits-last.Hits, s.Misses-last.Misses
 		last = s
@@ -242,22 +280,22 @@ func (r *runner) withFeed(ctx context.Context, rep *Report) (err error) {
 			rep.WithFeed.Uncached[why.String()] = n
 		}
 	}
-	rep.WithFeed.LookupNS, err = lookupCost(coherent{c})
+	rep.WithFeed.LookupNS, err = lookupCost[H](through)
 	return err
 }
 
 // naive is a cache without a feed: once registered, always believed.
-type naive struct {
-	ring *uring.Ring
+type naive[H any] struct {
+	dev device[H]
 
 	mu           sync.Mutex // guards what follows; not held while registering
-	bufs         map[mm.Range]uring.Buf
+	handles      map[mm.Range]H
 	hits, misses uint64
 }
 
-func (n *naive) acquire(r mm.Range) (b uring.Buf, _ regcache.Ref[uring.Buf], err error) {
+func (n *naive[H]) acquire(r mm.Range) (h H, none regcache.Ref[H], err error) {
 	n.mu.Lock()
-	b, ok := n.bufs[r]
+	h, ok := n.handles[r]
 	if ok {
 		n.hits++
 	} else {
@@ -265,28 +303,31 @@ func (n *naive) acquire(r mm.Range) (b uring.Buf, _ regcache.Ref[uring.Buf], err
 	}
 	n.mu.Unlock()
 	if ok {
-		return b, regcache.Ref[uring.Buf]{}, nil
+		return h, none, nil
 	}
-	if b, err = n.ring.Register(r, regcache.LocalWrite); err == nil {
+	if h, err = n.dev.Register(r, n.dev.rights()); err == nil {
 		n.mu.Lock()
-		n.bufs[r] = b // nobody else has this range: each thread has its own
+		n.handles[r] = h // nobody else has this range: each thread has its own
 		n.mu.Unlock()
 	}
-	return b, regcache.Ref[uring.Buf]{}, err
+	return h, none, err
 }
 
-func (n *naive) close() error {
+func (n *naive[H]) close() error {
 	var errs []error
-	for _, b := range n.bufs {
-		errs = append(errs, n.ring.Deregister(b))
+	for _, h := range n.handles {
+		errs = append(errs, n.dev.Deregister(h))
 	}
 	return errors.Join(errs...)
 }
 
-type coherent struct{ c *regcache.Cache[uring.Buf] }
+type coherent[H any] struct {
+	c      *regcache.Cache[H]
+	rights regcache.Access
+}
 
-func (c coherent) acquire(r mm.Range) (uring.Buf, regcache.Ref[uring.Buf], error) {
-	ref, err := c.c.Acquire(r, regcache.LocalWrite)
+func (c coherent[H]) acquire(r mm.Range) (H, regcache.Ref[H], error) {
+	ref, err := c.c.Acquire(r, c.rights)
 	return ref.Handle(), ref, err
 }
 
@@ -301,7 +342,7 @@ const (
 // processes disturbed least, in nanoseconds per call.
 
 // lookupCost measures hits of one live range.
-func lookupCost(c cache) (ns float64, err error) {
+func lookupCost[H any](c cache[H]) (ns float64, err error) {
 	m, err := mapAnywhere(1)
 	if err != nil {
 		return 0, err

@@ -15,46 +15,48 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/regcache/uring"
 )
 
 // change is one way of putting other pages behind an address. It leaves the
 // range mapped, readable and writable.
 type change struct {
 	name string
-	do   func(r *runner, m mm.Range) error
+	do   func(m mm.Range, ring *uring.Ring) error
+	ring bool // needs io_uring
 }
 
 var changes = []change{
-	{"munmap, mmap at the same address", func(_ *runner, m mm.Range) error {
+	{"munmap, mmap at the same address", func(m mm.Range, _ *uring.Ring) error {
 		if err := unmap(m); err != nil {
 			return err
 		}
 		return mapAt(m, unix.MAP_FIXED_NOREPLACE)
-	}},
-	{"mmap MAP_FIXED over it", func(_ *runner, m mm.Range) error {
+	}, false},
+	{"mmap MAP_FIXED over it", func(m mm.Range, _ *uring.Ring) error {
 		return mapAt(m, unix.MAP_FIXED)
-	}},
-	{"madvise DONTNEED", func(_ *runner, m mm.Range) error {
+	}, false},
+	{"madvise DONTNEED", func(m mm.Range, _ *uring.Ring) error {
 		return unix.Madvise(view(m), unix.MADV_DONTNEED)
-	}},
-	{"io_uring MADVISE DONTNEED", func(r *runner, m mm.Range) error {
-		return r.ring.Madvise(m, unix.MADV_DONTNEED)
-	}},
-	{"mremap away, mmap at the same address", func(_ *runner, m mm.Range) error {
+	}, false},
+	{"io_uring MADVISE DONTNEED", func(m mm.Range, ring *uring.Ring) error {
+		return ring.Madvise(m, unix.MADV_DONTNEED)
+	}, true},
+	{"mremap away, mmap at the same address", func(m mm.Range, _ *uring.Ring) error {
 		to, err := mremap(m, 0, unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
 		if err != nil {
 			return err
 		}
 		return errors.Join(unmap(to), mapAt(m, unix.MAP_FIXED))
-	}},
-	{"another mapping mremapped onto it", func(_ *runner, m mm.Range) error {
+	}, false},
+	{"another mapping mremapped onto it", func(m mm.Range, _ *uring.Ring) error {
 		other, err := mapAnywhere(int(m.Len() / mm.PageSize()))
 		if err != nil {
 			return err
 		}
 		_, err = mremap(other, m.Start, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED)
 		return err
-	}},
+	}, false},
 }
 
 // transfersPerRound: the first of a round may have to register, the others
@@ -62,7 +64,7 @@ var changes = []change{
 const transfersPerRound = 4
 
 // row runs the rounds of one row in all its threads.
-func (r *runner) row(ctx context.Context, row Row, c cache) (Counts, error) {
+func (r *runner[H]) row(ctx context.Context, row Row, c cache[H]) (Counts, error) {
 	i := slices.IndexFunc(changes, func(ch change) bool { return ch.name == row.Change })
 	var transfers, stale atomic.Uint64
 	errs := make([]error, row.Threads)
@@ -74,7 +76,7 @@ func (r *runner) row(ctx context.Context, row Row, c cache) (Counts, error) {
 	return Counts{Transfers: transfers.Load(), Stale: stale.Load()}, errors.Join(errs...)
 }
 
-func (r *runner) thread(ctx context.Context, id int, ch change, c cache, transfers, stale *atomic.Uint64) (err error) {
+func (r *runner[H]) thread(ctx context.Context, id int, ch change, c cache[H], transfers, stale *atomic.Uint64) (err error) {
 	// Far from where the kernel puts mappings by itself, so that no other
 	// thread is given the address while it is free.
 	m := mm.Range{Start: 64<<30 + mm.Addr(id)<<28}
@@ -97,32 +99,29 @@ func (r *runner) thread(ctx context.Context, id int, ch change, c cache, transfe
 				stale.Add(1)
 			}
 		}
-		if err := ch.do(r, m); err != nil {
+		if err := ch.do(m, r.ring); err != nil {
 			return fmt.Errorf("round %d: %w", round, err)
 		}
 	}
 	return nil
 }
 
-// transfer reads the known bytes into m through its registration and reports
+// transfer puts the known bytes into m through its registration and reports
 // whether the CPU sees them in each page.
-func (r *runner) transfer(c cache, m mm.Range) (bool, error) {
+func (r *runner[H]) transfer(c cache[H], m mm.Range) (bool, error) {
 	data := view(m)
 	page := int(mm.PageSize())
 	for off := 0; off < len(data); off += page {
 		data[off] = 0 // so that bytes of the last transfer do not count
 	}
-	b, ref, err := c.acquire(m)
+	h, ref, err := c.acquire(m)
 	if err != nil {
 		return false, err
 	}
-	n, err := r.ring.ReadFixed(r.src, 0, b, m)
+	err = r.dev.transfer(h, m)
 	ref.Release()
-	switch {
-	case err != nil:
+	if err != nil {
 		return false, err
-	case n != len(data):
-		return false, fmt.Errorf("read %d of %d bytes", n, len(data))
 	}
 	for off := 0; off < len(data); off += page {
 		if binary.LittleEndian.Uint64(data[off:]) != word(off) {
@@ -136,21 +135,11 @@ func (r *runner) transfer(c cache, m mm.Range) (bool, error) {
 // never 0.
 func word(off int) uint64 { return uint64(off)<<8 | 0xa5 }
 
-// newSource returns a file of known bytes, pages long.
-func newSource(pages int) (int, error) {
-	page := int(mm.PageSize())
-	data := make([]byte, pages*page)
-	for off := 0; off < len(data); off += page {
+// known writes the known bytes.
+func known(data []byte) {
+	for off := 0; off < len(data); off += int(mm.PageSize()) {
 		binary.LittleEndian.PutUint64(data[off:], word(off))
 	}
-	fd, err := unix.MemfdCreate("ummu-demo", unix.MFD_CLOEXEC)
-	if err != nil {
-		return -1, fmt.Errorf("create source: %w", err)
-	}
-	if _, err := unix.Pwrite(fd, data, 0); err != nil {
-		return -1, errors.Join(fmt.Errorf("write source: %w", err), unix.Close(fd))
-	}
-	return fd, nil
 }
 
 const readWrite, anonymous = unix.PROT_READ | unix.PROT_WRITE, unix.MAP_PRIVATE | unix.MAP_ANONYMOUS

@@ -13,6 +13,7 @@ import (
 // WriteTable writes the report for people.
 func (r *Report) WriteTable(w io.Writer) error {
 	var b strings.Builder
+	fmt.Fprintf(&b, "device: %s\n", r.Device)
 	t := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(t, "change\tthreads\ttransfers\tstale without feed\tstale with feed\thits with feed\n")
 	for _, row := range r.Rows {
@@ -29,6 +30,9 @@ func (r *Report) WriteTable(w io.Writer) error {
 	fmt.Fprintf(t, "ns per lookup\t%.0f\t%.0f\n", n.LookupNS, y.LookupNS)
 	fmt.Fprintf(t, "ns per munmap\t%.0f\t%.0f (x%.2f)\n", n.MunmapNS, y.MunmapNS, r.MunmapRatio)
 	t.Flush()
+	if r.LeftOut != "" {
+		fmt.Fprintf(&b, "left out: %s\n", r.LeftOut)
+	}
 	if len(y.Uncached) > 0 {
 		var why []string
 		for reason, n := range y.Uncached {
