@@ -286,6 +286,10 @@ func (l *lease) receiveNow() (wire.Message, []int, error) {
 	case err == unix.EAGAIN, err == unix.EINTR:
 		return nil, nil, nil
 	case err == unix.ECONNRESET, err == nil && n == 0:
+		// An empty message may have descriptors all the same.
+		if a, err := wire.Attached(oob[:oobn], flags); err == nil {
+			a.Close()
+		}
 		return nil, nil, l.hungUp()
 	case err != nil:
 		return nil, nil, fmt.Errorf("receive: %w", err)

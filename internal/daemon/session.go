@@ -86,17 +86,21 @@ func gone(err error) error {
 }
 
 // receive waits for one message, which has as many descriptors as it should,
-// until the deadline for reading.
-func (ss *session) receive() (wire.Message, wire.Attachments, error) {
+// until the deadline for reading. room is how many that may be: what there is
+// no room for the kernel drops without flushing it, which could take for ever
+// (a file of the client's own file system).
+func (ss *session) receive(room int) (wire.Message, wire.Attachments, error) {
 	var buf [wire.MaxBytes]byte
-	oob := make([]byte, wire.ControlBytes(1))
+	oob := make([]byte, wire.ControlBytes(room))
 	n, oobn, flags, _, err := ss.c.ReadMsgUnix(buf[:], oob)
+	// Before err: an empty message is io.EOF, and may have a descriptor.
+	a, badly := wire.Attached(oob[:oobn], flags)
 	if err != nil {
+		a.Close()
 		return nil, wire.Attachments{}, gone(err)
 	}
-	a, err := wire.Attached(oob[:oobn], flags)
-	if err != nil {
-		return nil, wire.Attachments{}, err
+	if badly != nil {
+		return nil, wire.Attachments{}, badly
 	}
 	version, m, err := wire.Decode(buf[:n])
 	switch {
@@ -114,13 +118,13 @@ func (ss *session) receive() (wire.Message, wire.Attachments, error) {
 }
 
 // next is receive within the handshake.
-func (ss *session) next() (wire.Message, wire.Attachments, error) {
+func (ss *session) next(room int) (wire.Message, wire.Attachments, error) {
 	ss.c.SetReadDeadline(time.Now().Add(ss.s.cfg.Patience))
 	// In this order: Close says that it stops, then sets deadlines.
 	if ss.s.stopping() {
 		return nil, wire.Attachments{}, refuse(wire.CodeStopping, "it is being stopped")
 	}
-	m, a, err := ss.receive()
+	m, a, err := ss.receive(room)
 	if err != nil && ss.s.stopping() {
 		err = refuse(wire.CodeStopping, "it is being stopped")
 	}
@@ -139,7 +143,7 @@ func unexpected(m wire.Message, a *wire.Attachments, want string) error {
 }
 
 func (ss *session) run(pid int, uid uint32) error {
-	m, a, err := ss.next()
+	m, a, err := ss.next(0)
 	if err != nil {
 		return err
 	}
@@ -179,7 +183,7 @@ func (ss *session) challenge() (*unix.Ucred, error) {
 	if err := ss.send(&c); err != nil {
 		return nil, err
 	}
-	m, a, err := ss.next()
+	m, a, err := ss.next(0)
 	if err != nil {
 		return nil, err
 	}
@@ -251,7 +255,7 @@ func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took 
 	if err := ss.send(welcome, fds[:wire.Descriptors(welcome)]...); err != nil {
 		return false, err
 	}
-	m, a, err := ss.next()
+	m, a, err := ss.next(0)
 	if err != nil {
 		return false, err
 	}
@@ -276,7 +280,7 @@ func (ss *session) machine() (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	m, a, err := ss.next()
+	m, a, err := ss.next(1)
 	if err != nil {
 		return -1, err
 	}
@@ -370,7 +374,7 @@ func (ss *session) lease(w *watch) error {
 	defer stop()
 	var last time.Time
 	for {
-		m, a, err := ss.receive()
+		m, a, err := ss.receive(0)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return io.EOF
 		}
@@ -399,12 +403,11 @@ var past = time.Unix(1, 0)
 
 // status answers `ummufeed status`.
 func (ss *session) status() error {
-	sender, err := ss.challenge()
-	if err != nil {
+	if _, err := ss.challenge(); err != nil {
 		return err
 	}
 	end := &wire.End{StartedNanos: ss.s.started}
-	for _, w := range ss.s.clients.visible(ss.id.uid, ss.id.seesAll(sender)) {
+	for _, w := range ss.s.clients.visible(ss.id.uid, ss.id.seesAll()) {
 		e, ok := w.entry()
 		if !ok {
 			continue
