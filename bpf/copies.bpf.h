@@ -129,6 +129,8 @@ int hook_exec_copy(u64 *ctx)
 	struct task_struct *task = (void *)ctx[0];
 	u64 mm = (u64)BPF_CORE_READ(task, mm);
 
+	if ((u32)BPF_CORE_READ(task, tgid) == owner)
+		owner_ends();
 	if (!is_followed(BPF_CORE_READ(task, tgid)) || space_of(mm))
 		return 0;
 	return on_exec(task, (u32)ctx[1]);
@@ -143,6 +145,8 @@ int hook_exit_copy(u64 *ctx)
 	u32 tgid = BPF_CORE_READ(task, tgid), tid = BPF_CORE_READ(task, pid);
 	u64 key = range_key(tid, 0);
 
+	if (tgid == owner && !BPF_CORE_READ(task, signal, live.counter))
+		owner_ends();
 	if (!bpf_map_lookup_elem(&tasks, &tid) && !bpf_map_lookup_elem(&requests, &key) &&
 	    (BPF_CORE_READ(task, signal, live.counter) || !bpf_map_lookup_elem(&procs, &tgid)))
 		return 0;
@@ -153,6 +157,8 @@ int hook_exit_copy(u64 *ctx)
 SEC("raw_tp/exit_mmap")
 int hook_space_death_copy(u64 *ctx)
 {
+	if (ctx[0] == owner_mm)
+		owner_ends();
 	return space_of(ctx[0]) ? on_space_death(ctx[0], UMMU_HOOK_EXIT_MMAP_COPY) : 0;
 }
 
@@ -166,6 +172,8 @@ int hook_space_death_classic(struct exit_mmap_record *r)
 {
 	u64 mm = r->mm;
 
+	if (mm == owner_mm)
+		owner_ends();
 	return space_of(mm) ? on_space_death(mm, UMMU_HOOK_EXIT_MMAP_CLASSIC) : 0;
 }
 

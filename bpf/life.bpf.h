@@ -5,6 +5,35 @@
 
 #include "watch.bpf.h"
 
+/*
+ * The process that loaded the programs, as the kernel knows it: its thread
+ * group in the initial pid namespace, its address space. When it ends or
+ * executes another program its descriptors are closed and the hooks go; so
+ * every watch must be dead by then. Three events tell, each of which comes
+ * before that (the numbers are those of kernel/exit.c and fs/exec.c):
+ *
+ *   exit_mmap            in exit_mm(), or in exec_mmap(): before exit_files(),
+ *                        but later if others use the address space too
+ *   sched_process_exit   before exit_files(), of the last task
+ *   sched_process_exec   descriptors were closed before, by work that the
+ *                        task does on its way back to user mode
+ */
+u32 owner;
+u64 owner_mm;
+
+static __always_inline void owner_ends(void)
+{
+	u32 zero = 0;
+	struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
+
+	/* once: of tasks that end together all may find themselves the last, and
+	 * 256 deaths would be none */
+	owner = 0;
+	owner_mm = 0;
+	if (e && ON(GUARD_OWNER_DEATH))
+		ADD(&e->word, UMMU_GEN_DEATH);
+}
+
 /* Lifecycle events borrow an entry for a moment; key is an address that only
  * this event can have now: of the task or of the address space. */
 static __always_inline struct inflight *life_event(u64 key, u8 kind, u8 hook, u64 mm)
@@ -135,6 +164,8 @@ static __always_inline int on_exec(struct task_struct *task, u32 old_tid)
 	u64 key = (u64)task;
 	struct inflight *f;
 
+	if (tgid == owner)
+		owner_ends();
 	f = bpf_map_lookup_elem(&tasks, &old_tid);
 	if (f)
 		leave_change(f, old_tid);
@@ -165,6 +196,8 @@ static __always_inline int on_exit(struct task_struct *task)
 	u64 key = (u64)task, mm = (u64)BPF_CORE_READ(task, mm);
 	bool late;
 
+	if (last && tgid == owner)
+		owner_ends();
 	if (f) {
 		leave_change(f, tid);
 		bpf_map_delete_elem(&tasks, &tid);
@@ -193,6 +226,8 @@ static __always_inline int on_space_death(u64 mm, u8 hook)
 {
 	struct inflight *f;
 
+	if (mm == owner_mm)
+		owner_ends();
 	if (!watched(mm))
 		return 0;
 	f = life_event(mm, UMMU_EXIT, hook, mm);
@@ -203,8 +238,10 @@ static __always_inline int on_space_death(u64 mm, u8 hook)
 	}
 	/* from 6.16 on a task lets its mm go after sched_process_exit */
 	forget_ranges((u32)bpf_get_current_pid_tgid());
-	if (ON(GUARD_SPACE_REMOVED))
+	if (ON(GUARD_SPACE_REMOVED)) {
+		bpf_map_delete_elem(&crowds, &mm);
 		bpf_map_delete_elem(&spaces, &mm);
+	}
 	return 0;
 }
 

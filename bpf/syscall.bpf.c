@@ -13,6 +13,7 @@
 #include "life.bpf.h"
 #include "notifier.bpf.h"
 #include "copies.bpf.h"
+#include "watchdog.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -168,21 +169,24 @@ int hook_space_death(u64 *ctx)
 
 /* ---- control: run by the owner through BPF_PROG_TEST_RUN ---- */
 
-#define CTL_WATCH_SPACE	1	/* {op, mm, tgid or 0, ref} */
+#define CTL_WATCH_SPACE	1	/* {op, mm, tgid or 0, ref}; tgid: followed, and told of exits */
 #define CTL_WATCH_ALL	2	/* {op, 0, 0, ref} */
 #define CTL_UNWATCH_ALL	3	/* {op, 0, 0, ref} */
 #define CTL_EPOCH	4	/* {op, addend of the epoch word, misses, 0} */
 #define CTL_KILL	5	/* {op, addend of the generation, 0, ref} */
+#define CTL_UNWATCH_SPACE 6	/* {op, mm, 0, ref} */
+#define CTL_OWN		7	/* {op, 0, 0, 0}: the caller is the owner */
 
+/* The place that was taken, or -1. */
 static __always_inline int add_ref(u64 *refs, u32 n, u64 ref)
 {
 	for (u32 i = 0; i < n; i++) {
 		if (!conf_of(refs[i])) {
 			refs[i] = ref;
-			return 0;
+			return i;
 		}
 	}
-	return -28;	/* ENOSPC */
+	return -1;
 }
 
 static __always_inline int add_to(void *map, const void *key, u64 ref)
@@ -195,7 +199,41 @@ static __always_inline int add_to(void *map, const void *key, u64 ref)
 		if (!s)
 			return -12;	/* ENOMEM */
 	}
-	return add_ref(s->ref, DIRECT_REFS, ref);
+	return add_ref(s->ref, DIRECT_REFS, ref) < 0 ? -28 : 0; /* ENOSPC */
+}
+
+/* The other direct references of an address space. */
+static __always_inline int add_to_crowd(u64 mm, u64 ref)
+{
+	struct space *s = bpf_map_lookup_elem(&spaces, &mm);
+	struct crowd *crowd = bpf_map_lookup_elem(&crowds, &mm);
+	int i;
+
+	if (!crowd) {
+		bpf_map_update_elem(&crowds, &mm, &no_crowd, BPF_NOEXIST);
+		crowd = bpf_map_lookup_elem(&crowds, &mm);
+	}
+	if (!s || !crowd)
+		return -12;	/* ENOMEM */
+	i = add_ref(crowd->ref, CROWD_REFS, ref);
+	if (i < 0)
+		return -28;
+	if (s->crowd <= (u32)i)
+		s->crowd = i + 1;
+	return 0;
+}
+
+static __always_inline u32 remove_ref(u64 *refs, u32 n, u64 ref)
+{
+	u32 used = 0;
+
+	for (u32 i = 0; i < n; i++) {
+		if (refs[i] == ref)
+			refs[i] = 0;
+		if (refs[i])
+			used = i + 1;
+	}
+	return used;
 }
 
 /*
@@ -214,8 +252,11 @@ int control(u64 *ctx)
 	switch (op) {
 	case CTL_WATCH_SPACE:
 		err = add_to(&spaces, &mm, ref);
+		if (err == -28 && !tgid)
+			err = add_to_crowd(mm, ref);
 		if (!err && tgid)
 			err = add_to(&procs, &tgid, ref);
+		add_ordered(&opened, 1);
 		return err;
 	case CTL_WATCH_ALL:
 	case CTL_UNWATCH_ALL:
@@ -223,10 +264,10 @@ int control(u64 *ctx)
 		if (!all)
 			return -12;
 		if (op == CTL_WATCH_ALL) {
-			err = add_ref(all->ref, ALL_REFS, ref);
-			if (!err)
-				all->any = 1;
-			return err;
+			if (add_ref(all->ref, ALL_REFS, ref) < 0)
+				return -28;
+			all->any = 1;
+			return 0;
 		}
 		all->any = 0;
 		for (int i = 0; i < ALL_REFS; i++) {
@@ -254,6 +295,25 @@ int control(u64 *ctx)
 		ADD(&st->generation, ctx[1]);
 		return 0;
 	}
+	case CTL_UNWATCH_SPACE: {
+		struct space *s = bpf_map_lookup_elem(&spaces, &mm);
+		struct crowd *crowd;
+
+		if (!s)
+			return 0;
+		remove_ref(s->ref, DIRECT_REFS, ref);
+		crowd = s->crowd ? bpf_map_lookup_elem(&crowds, &mm) : NULL;
+		if (crowd)
+			s->crowd = remove_ref(crowd->ref, CROWD_REFS, ref);
+		return 0;
+	}
+	case CTL_OWN: {
+		struct task_struct *task = (void *)bpf_get_current_task();
+
+		owner = bpf_get_current_pid_tgid() >> 32;
+		owner_mm = (u64)BPF_CORE_READ(task, mm);
+		return 0;
+	}
 	}
 	return -22;	/* EINVAL */
 }
@@ -268,11 +328,13 @@ struct task_line {
 	u64 mm;
 	u32 pid, tid;	/* in the reader's pid namespace */
 	u32 tgid;	/* in the initial pid namespace */
-	u32 busy;	/* may be inside a change that was not counted for iter_ref */
+	u32 busy;	/* in iter_mm, and may be inside a change not counted for iter_ref */
 };
 
 u64 iter_ref; /* set by the loader before it reads */
 u64 iter_mm;
+u64 iter_opened; /* opened, after the watch was bound */
+u32 iter_pid; /* the process asked about, in the reader's pid namespace */
 u32 iter_called; /* enum below */
 enum { ITER_SPACES, ITER_EVENTS, ITER_SWEEP }; /* for OpenFeed; for the notifier tiers */
 
@@ -353,10 +415,12 @@ static __always_inline bool uncounted(struct task_struct *task)
 		return false;
 	tid = BPF_CORE_READ(task, pid);
 	f = bpf_map_lookup_elem(&tasks, &tid);
-	if (!f || !f->active)
+	if (!f)
 		return true;
+	if (!f->active)	/* over, and it may have been the one that is looked at */
+		return f->at < iter_opened;
 	for (int i = 0; i < REFS; i++) {
-		if (f->ref[i] == iter_ref)
+		if (f->id[i] == id_of(iter_ref))
 			return false;
 	}
 	return true;
@@ -441,6 +505,8 @@ int list_tasks(struct bpf_iter__task *ctx)
 	l.tgid = BPF_CORE_READ(task, tgid);
 	if (l.mm == iter_mm)
 		l.busy = uncounted(task);
+	if (l.pid != iter_pid && !l.busy)
+		return 0;
 	bpf_seq_write(ctx->meta->seq, &l, sizeof(l));
 	return 0;
 }

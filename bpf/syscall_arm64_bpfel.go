@@ -21,6 +21,7 @@ import (
 const (
 	SyscallMapAllSpaces                 = "all_spaces"
 	SyscallMapCounters                  = "counters"
+	SyscallMapCrowds                    = "crowds"
 	SyscallMapEpoch                     = "epoch"
 	SyscallMapLastUnwatched             = "last_unwatched"
 	SyscallMapProcs                     = "procs"
@@ -31,6 +32,7 @@ const (
 	SyscallMapSlotStatus                = "slot_status"
 	SyscallMapSpaces                    = "spaces"
 	SyscallMapTasks                     = "tasks"
+	SyscallMapWatchdogs                 = "watchdogs"
 	SyscallProgControl                  = "control"
 	SyscallProgHookEndFentry            = "hook_end_fentry"
 	SyscallProgHookEndFentry2           = "hook_end_fentry2"
@@ -77,18 +79,27 @@ const (
 	SyscallProgHookUringSubmitClassic   = "hook_uring_submit_classic"
 	SyscallProgHookUringSubmitCopy      = "hook_uring_submit_copy"
 	SyscallProgListTasks                = "list_tasks"
+	SyscallProgStartWatchdog            = "start_watchdog"
+	SyscallVarBarks                     = "barks"
+	SyscallVarBeatNs                    = "beat_ns"
 	SyscallVarCopies                    = "copies"
 	SyscallVarGuardsOff                 = "guards_off"
 	SyscallVarHugePageSize              = "huge_page_size"
 	SyscallVarIterCalled                = "iter_called"
 	SyscallVarIterMm                    = "iter_mm"
+	SyscallVarIterOpened                = "iter_opened"
+	SyscallVarIterPid                   = "iter_pid"
 	SyscallVarIterRef                   = "iter_ref"
+	SyscallVarOpened                    = "opened"
+	SyscallVarOwner                     = "owner"
+	SyscallVarOwnerMm                   = "owner_mm"
 	SyscallVarPageSize                  = "page_size"
 	SyscallVarSlotsEnd                  = "slots_end"
 	SyscallVarSpaceKey                  = "space_key"
 	SyscallVarTypeInterest              = "type_interest"
 	SyscallVarTypeRecord                = "type_record"
 	SyscallVarTypeStatus                = "type_status"
+	SyscallVarWatchdogOn                = "watchdog_on"
 	SyscallVarWitnessNeeded             = "witness_needed"
 )
 
@@ -180,6 +191,7 @@ type SyscallProgramSpecs struct {
 	HookUringSubmitClassic   *ebpf.ProgramSpec `ebpf:"hook_uring_submit_classic"`
 	HookUringSubmitCopy      *ebpf.ProgramSpec `ebpf:"hook_uring_submit_copy"`
 	ListTasks                *ebpf.ProgramSpec `ebpf:"list_tasks"`
+	StartWatchdog            *ebpf.ProgramSpec `ebpf:"start_watchdog"`
 }
 
 // SyscallMapSpecs contains maps before they are loaded into the kernel.
@@ -188,6 +200,7 @@ type SyscallProgramSpecs struct {
 type SyscallMapSpecs struct {
 	AllSpaces     *ebpf.MapSpec `ebpf:"all_spaces"`
 	Counters      *ebpf.MapSpec `ebpf:"counters"`
+	Crowds        *ebpf.MapSpec `ebpf:"crowds"`
 	Epoch         *ebpf.MapSpec `ebpf:"epoch"`
 	LastUnwatched *ebpf.MapSpec `ebpf:"last_unwatched"`
 	Procs         *ebpf.MapSpec `ebpf:"procs"`
@@ -198,24 +211,33 @@ type SyscallMapSpecs struct {
 	SlotStatus    *ebpf.MapSpec `ebpf:"slot_status"`
 	Spaces        *ebpf.MapSpec `ebpf:"spaces"`
 	Tasks         *ebpf.MapSpec `ebpf:"tasks"`
+	Watchdogs     *ebpf.MapSpec `ebpf:"watchdogs"`
 }
 
 // SyscallVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallVariableSpecs struct {
+	Barks         *ebpf.VariableSpec `ebpf:"barks"`
+	BeatNs        *ebpf.VariableSpec `ebpf:"beat_ns"`
 	Copies        *ebpf.VariableSpec `ebpf:"copies"`
 	GuardsOff     *ebpf.VariableSpec `ebpf:"guards_off"`
 	HugePageSize  *ebpf.VariableSpec `ebpf:"huge_page_size"`
 	IterCalled    *ebpf.VariableSpec `ebpf:"iter_called"`
 	IterMm        *ebpf.VariableSpec `ebpf:"iter_mm"`
+	IterOpened    *ebpf.VariableSpec `ebpf:"iter_opened"`
+	IterPid       *ebpf.VariableSpec `ebpf:"iter_pid"`
 	IterRef       *ebpf.VariableSpec `ebpf:"iter_ref"`
+	Opened        *ebpf.VariableSpec `ebpf:"opened"`
+	Owner         *ebpf.VariableSpec `ebpf:"owner"`
+	OwnerMm       *ebpf.VariableSpec `ebpf:"owner_mm"`
 	PageSize      *ebpf.VariableSpec `ebpf:"page_size"`
 	SlotsEnd      *ebpf.VariableSpec `ebpf:"slots_end"`
 	SpaceKey      *ebpf.VariableSpec `ebpf:"space_key"`
 	TypeInterest  *ebpf.VariableSpec `ebpf:"type_interest"`
 	TypeRecord    *ebpf.VariableSpec `ebpf:"type_record"`
 	TypeStatus    *ebpf.VariableSpec `ebpf:"type_status"`
+	WatchdogOn    *ebpf.VariableSpec `ebpf:"watchdog_on"`
 	WitnessNeeded *ebpf.VariableSpec `ebpf:"witness_needed"`
 }
 
@@ -241,6 +263,7 @@ func (o *SyscallObjects) Close() error {
 type SyscallMaps struct {
 	AllSpaces     *ebpf.Map `ebpf:"all_spaces"`
 	Counters      *ebpf.Map `ebpf:"counters"`
+	Crowds        *ebpf.Map `ebpf:"crowds"`
 	Epoch         *ebpf.Map `ebpf:"epoch"`
 	LastUnwatched *ebpf.Map `ebpf:"last_unwatched"`
 	Procs         *ebpf.Map `ebpf:"procs"`
@@ -251,12 +274,14 @@ type SyscallMaps struct {
 	SlotStatus    *ebpf.Map `ebpf:"slot_status"`
 	Spaces        *ebpf.Map `ebpf:"spaces"`
 	Tasks         *ebpf.Map `ebpf:"tasks"`
+	Watchdogs     *ebpf.Map `ebpf:"watchdogs"`
 }
 
 func (m *SyscallMaps) Close() error {
 	return _SyscallClose(
 		m.AllSpaces,
 		m.Counters,
+		m.Crowds,
 		m.Epoch,
 		m.LastUnwatched,
 		m.Procs,
@@ -267,6 +292,7 @@ func (m *SyscallMaps) Close() error {
 		m.SlotStatus,
 		m.Spaces,
 		m.Tasks,
+		m.Watchdogs,
 	)
 }
 
@@ -274,18 +300,26 @@ func (m *SyscallMaps) Close() error {
 //
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallVariables struct {
+	Barks         *ebpf.Variable `ebpf:"barks"`
+	BeatNs        *ebpf.Variable `ebpf:"beat_ns"`
 	Copies        *ebpf.Variable `ebpf:"copies"`
 	GuardsOff     *ebpf.Variable `ebpf:"guards_off"`
 	HugePageSize  *ebpf.Variable `ebpf:"huge_page_size"`
 	IterCalled    *ebpf.Variable `ebpf:"iter_called"`
 	IterMm        *ebpf.Variable `ebpf:"iter_mm"`
+	IterOpened    *ebpf.Variable `ebpf:"iter_opened"`
+	IterPid       *ebpf.Variable `ebpf:"iter_pid"`
 	IterRef       *ebpf.Variable `ebpf:"iter_ref"`
+	Opened        *ebpf.Variable `ebpf:"opened"`
+	Owner         *ebpf.Variable `ebpf:"owner"`
+	OwnerMm       *ebpf.Variable `ebpf:"owner_mm"`
 	PageSize      *ebpf.Variable `ebpf:"page_size"`
 	SlotsEnd      *ebpf.Variable `ebpf:"slots_end"`
 	SpaceKey      *ebpf.Variable `ebpf:"space_key"`
 	TypeInterest  *ebpf.Variable `ebpf:"type_interest"`
 	TypeRecord    *ebpf.Variable `ebpf:"type_record"`
 	TypeStatus    *ebpf.Variable `ebpf:"type_status"`
+	WatchdogOn    *ebpf.Variable `ebpf:"watchdog_on"`
 	WitnessNeeded *ebpf.Variable `ebpf:"witness_needed"`
 }
 
@@ -339,6 +373,7 @@ type SyscallPrograms struct {
 	HookUringSubmitClassic   *ebpf.Program `ebpf:"hook_uring_submit_classic"`
 	HookUringSubmitCopy      *ebpf.Program `ebpf:"hook_uring_submit_copy"`
 	ListTasks                *ebpf.Program `ebpf:"list_tasks"`
+	StartWatchdog            *ebpf.Program `ebpf:"start_watchdog"`
 }
 
 func (p *SyscallPrograms) Close() error {
@@ -389,6 +424,7 @@ func (p *SyscallPrograms) Close() error {
 		p.HookUringSubmitClassic,
 		p.HookUringSubmitCopy,
 		p.ListTasks,
+		p.StartWatchdog,
 	)
 }
 

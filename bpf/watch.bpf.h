@@ -26,19 +26,29 @@
 #define REF_FOLLOW	(1ULL << 16)	/* children and executed programs too */
 #define REF_SHIFT	32
 
-#define MAX_SLOTS	1024
+#define MAX_SLOTS	1024	/* the loader may change it, up to REF_SLOT */
 /* References of one address space: direct ones are added by user space, one
  * writer at a time; inherited ones by fork and exec. Two areas, so that the
- * two never choose the same free place. */
+ * two never choose the same free place. An address space with more direct
+ * ones than usual has a crowd of them elsewhere, so that all others need not
+ * have room for so many. */
 #define DIRECT_REFS	12
 #define INHERIT_REFS	4
 #define SPACE_REFS	(DIRECT_REFS + INHERIT_REFS)
+#define CROWD_REFS	116
+#define MAX_CROWDS	1024
 #define ALL_REFS	4		/* watches of every address space */
-#define REFS		(SPACE_REFS + ALL_REFS)
+#define ALL_FIRST	(SPACE_REFS + CROWD_REFS)
+#define REFS		(ALL_FIRST + ALL_REFS)
 
 struct space {
 	u64 ref[SPACE_REFS];
 	u64 brks;	/* brk calls in flight */
+	u64 crowd;	/* places of its crowd that are looked at; 0: it has none */
+};
+
+struct crowd {
+	u64 ref[CROWD_REFS];
 };
 
 #define SLOT_TRACK	1	/* a feed: begun/ended words, interest filter */
@@ -46,7 +56,7 @@ struct space {
 #define SLOT_NO_WAKEUP	4
 
 struct slot_conf {
-	u32 incarnation;	/* 0: never used */
+	u32 incarnation;	/* never the same for two watches; 0: not in use */
 	u32 flags;
 	u32 begin_kinds;	/* 1 << kind */
 	u32 end_kinds;
@@ -59,11 +69,14 @@ struct slot_conf {
  * next call or by its exit.
  */
 struct inflight {
-	u64 ref[REFS];	/* watches whose begun word was moved, or that got the begin */
+	/* By place of the reference: the incarnation of the watch that got the
+	 * begin, and what was done for it. */
+	u32 id[REFS];
+	u8 did[REFS];	/* BEGUN_* */
 	u64 mm;
 	struct change c;
 	u32 nr;
-	u32 counted;	/* bit i: ref[i]'s begun word was moved */
+	u64 at;		/* opened, when the change began */
 	u8 abi;
 	u8 active;
 	u8 entered;	/* SAW_* of the hooks that saw the begin */
@@ -77,9 +90,9 @@ struct inflight {
 	u64 seen_ns;	/* notifier probes: when the first of two hooks saw it */
 	u64 a[6];
 	u64 raw[2];	/* first arguments of the call, as its hooks compare them */
-	u8 bank[REFS];	/* the bank that ref[i] was counted in */
-	u8 pad2[4];
 };
+#define BEGUN_COUNTED	2	/* its begun word was moved */
+#define BEGUN_BANK	1	/* ... the one of this bank */
 #define SAW_MAIN	1	/* tp_btf/sys_enter, sys_exit */
 #define SAW_CLASSIC	2	/* the tracepoint of one call; no arguments at the exit */
 #define SAW_COPY	4	/* tp_btf/sys_enter, sys_exit again: from 7.0 */
@@ -159,6 +172,14 @@ struct {
 	__type(value, struct space);
 } procs SEC(".maps");
 
+/* mm -> its direct references that have no place in spaces. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_CROWDS);
+	__type(key, u64);
+	__type(value, struct crowd);
+} crowds SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -231,8 +252,11 @@ struct {
 u32 slots_end; /* no slot from here on is in use; set by the loader */
 const volatile u64 space_key = 1; /* odd; hides kernel pointers in record.space */
 
+u64 opened; /* moves when a watch is bound to an address space */
+
 static const struct inflight no_inflight;
 static const struct space no_space;
+static const struct crowd no_crowd;
 
 static __always_inline void count(u32 which)
 {
@@ -505,6 +529,11 @@ static __always_inline struct all_refs *all_refs(void)
 	return all && all->any ? all : NULL;
 }
 
+static __always_inline u32 id_of(u64 ref)
+{
+	return ref >> REF_SHIFT;
+}
+
 /* What deliver() does for each watch, in this order. */
 #define DO_BEGIN	1	/* count the change as begun */
 #define DO_POST		2	/* write the record */
@@ -526,7 +555,7 @@ static __always_inline struct inflight *inflight_of(u64 key, u32 how)
 }
 
 /*
- * Delivers a change to one watch: the i-th of its address space. A global
+ * Delivers a change to one watch: that of place i. A global
  * function, verified once; its arguments are scalars because pointers need
  * 5.12.
  */
@@ -541,10 +570,10 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 	if (!f || i >= REFS || !conf)
 		return 0;
 	st = status_of(ref);
-	if (!st || ((how & DO_REST) && f->ref[i] == ref))
+	if (!st || ((how & DO_REST) && f->id[i] == id_of(ref)))
 		return 0;
-	if ((how & DO_BEGIN) && !((how & DO_NESTED) && f->ref[i] == ref)) {
-		f->counted &= ~(1u << i);
+	if ((how & DO_BEGIN) && !((how & DO_NESTED) && f->id[i] == id_of(ref))) {
+		f->did[i] = 0;
 		if (conf->flags & SLOT_TRACK) {
 			struct ummu_interest *in = interest_of(ref);
 			u32 bank = in ? in->bank & 1 : 0;
@@ -553,36 +582,52 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 			if (in && in->marker && in->marker == f->c.start && f->c.end == f->c.start + page_size &&
 			    f->c.kind == UMMU_ZAP && is_kvm_event(f->c.hook) && ON(GUARD_MARKER))
 				return 0;
-			f->bank[i] = bank;
 			/* off: only what is interesting when it begins */
 			if (ON(GUARD_COUNT_ALL) || interesting(ref, f->c.start, f->c.end)) {
 				add_ordered(&st->begun[bank], 1);
-				f->counted |= 1u << i;
+				f->did[i] = BEGUN_COUNTED | bank;
 			}
 		}
-		f->ref[i] = ref;
+		f->id[i] = id_of(ref);
 	}
 	if (how & DO_POST) {
 		u16 flags = f->c.flags;
 
 		/* an end whose begin this watch did not get is a loss to it: the
 		 * change may be older than what the watch knows */
-		if ((how & DO_PAIR) && f->ref[i] != ref && ON(GUARD_UNPAIRED_LOSS)) {
+		if ((how & DO_PAIR) && f->id[i] != id_of(ref) && ON(GUARD_UNPAIRED_LOSS)) {
 			flags |= UMMU_F_UNPAIRED;
 			add_ordered(&st->unpaired, 1);
 			ADD(&st->generation, UMMU_GEN_LOSS);
 		}
 		post(&f->c, ref, conf, st, flags);
 	}
-	if ((how & DO_END) && f->ref[i] == ref) {
-		if (f->counted & (1u << i))
-			ADD(&st->ended[f->bank[i] & 1], 1);
-		f->counted &= ~(1u << i);
-		f->ref[i] = 0;
+	if ((how & DO_END) && f->id[i] == id_of(ref)) {
+		if (f->did[i] & BEGUN_COUNTED)
+			ADD(&st->ended[f->did[i] & BEGUN_BANK], 1);
+		f->did[i] = 0;
+		f->id[i] = 0;
 	}
 	if ((how & DO_DEATH) && (conf->flags & SLOT_TRACK) && ON(GUARD_DEATH_COUNTS)) {
 		add_ordered(&st->deaths, 1);
 		ADD(&st->generation, UMMU_GEN_DEATH);
+	}
+	return 0;
+}
+
+/* ... to the first n of a crowd. */
+__noinline int deliver_crowd(u64 key, u32 how, u32 n)
+{
+	struct inflight *f = inflight_of(key, how);
+	struct crowd *crowd = f ? bpf_map_lookup_elem(&crowds, &f->mm) : NULL;
+
+	if (!crowd)
+		return 0;
+	for (u32 i = 0; i < CROWD_REFS; i++) {
+		if (i >= n)
+			break;
+		if (crowd->ref[i])
+			deliver_one(key, how, SPACE_REFS + i, crowd->ref[i]);
 	}
 	return 0;
 }
@@ -604,8 +649,10 @@ __noinline int deliver(u64 key, u32 how)
 		return 0;
 	/* Before it is counted: whoever counted and is not active has ended, for
 	 * one who looks at tasks and not at the words (in_last_event). */
-	if (how & DO_BEGIN)
+	if (how & DO_BEGIN) {
 		f->active = 1;
+		f->at = opened;
+	}
 	if (how & OF_PROC) {
 		u32 tgid = bpf_get_current_pid_tgid() >> 32;
 
@@ -618,11 +665,13 @@ __noinline int deliver(u64 key, u32 how)
 			if (s->ref[i])
 				deliver_one(key, how, i, s->ref[i]);
 		}
+		if (s->crowd)
+			deliver_crowd(key, how, s->crowd);
 	}
 	if (all) {
 		for (u32 i = 0; i < ALL_REFS; i++) {
 			if (all->ref[i])
-				deliver_one(key, how, SPACE_REFS + i, all->ref[i]);
+				deliver_one(key, how, ALL_FIRST + i, all->ref[i]);
 		}
 	}
 	if (how & DO_END) {
@@ -638,22 +687,47 @@ __noinline int deliver(u64 key, u32 how)
  * There is no room to keep the change: every watch of the address space is
  * told so, without its record.
  */
+__noinline int untracked_one(u64 ref)
+{
+	struct ummu_status *st = conf_of(ref) ? status_of(ref) : NULL;
+
+	if (st && ON(GUARD_UNTRACKED)) {
+		add_ordered(&st->untracked, 1);
+		add_ordered(&st->lost, 1);
+		ADD(&st->generation, UMMU_GEN_DEATH);
+	}
+	return 0;
+}
+
+__noinline int untracked_crowd(u64 mm, u32 n)
+{
+	struct crowd *crowd = bpf_map_lookup_elem(&crowds, &mm);
+
+	if (!crowd)
+		return 0;
+	for (u32 i = 0; i < CROWD_REFS; i++) {
+		if (i >= n)
+			break;
+		untracked_one(crowd->ref[i]);
+	}
+	return 0;
+}
+
 __noinline int untracked(u64 mm)
 {
 	struct space *s = bpf_map_lookup_elem(&spaces, &mm);
 	struct all_refs *all = all_refs();
 
 	count(COUNT_TASKS_FULL);
-	for (u32 i = 0; i < REFS; i++) {
-		u64 ref = i < SPACE_REFS ? (s ? s->ref[i] : 0) : (all ? all->ref[i - SPACE_REFS] : 0);
-		struct slot_conf *conf = conf_of(ref);
-		struct ummu_status *st = conf ? status_of(ref) : NULL;
-
-		if (st && ON(GUARD_UNTRACKED)) {
-			add_ordered(&st->untracked, 1);
-			add_ordered(&st->lost, 1);
-			ADD(&st->generation, UMMU_GEN_DEATH);
-		}
+	if (s) {
+		for (u32 i = 0; i < SPACE_REFS; i++)
+			untracked_one(s->ref[i]);
+		if (s->crowd)
+			untracked_crowd(mm, s->crowd);
+	}
+	if (all) {
+		for (u32 i = 0; i < ALL_REFS; i++)
+			untracked_one(all->ref[i]);
 	}
 	return 0;
 }

@@ -156,13 +156,9 @@ func TestWatchErrors(t *testing.T) {
 func (t *Tracer) streamCount() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	n := 0
-	for _, taken := range t.slots {
-		if taken {
-			n++
-		}
-	}
-	return max(n, len(t.streams))
+	t.slots.mu.Lock()
+	defer t.slots.mu.Unlock()
+	return max(t.slots.open, len(t.streams), t.watches)
 }
 
 func TestOpenErrors(t *testing.T) {

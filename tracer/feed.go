@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cilium/ebpf"
-
 	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
@@ -61,15 +59,33 @@ type Feed struct {
 	ringBytes int
 	closing   sync.Once
 	closeErr  error
+
+	mu     sync.Mutex // held while the maps are used
+	closed bool
 }
 
 // changeKinds are the kinds that a feed gets records of.
 const changeKinds = 1<<mm.Unmap | 1<<mm.Replace | 1<<mm.Zap | 1<<mm.Move | 1<<mm.Protect
 
+// shape is what the maps of such a feed depend on.
+func (o FeedOptions) shape() shape {
+	sh := shape{ring: o.RingBytes, track: true}
+	if sh.ring == 0 {
+		sh.ring = defaultFeedRingBytes
+	}
+	if o.NoRing {
+		sh.ring = 0
+	}
+	return sh
+}
+
 // OpenFeed opens a watch for a registration cache over the address space of
 // target, which must be one process. When it returns no change that began
 // before is under way, so everything from here on is seen at its begin. It
 // fails like [Tracer.Watch], with [ErrNoWitness], and with [ErrInFlight] after 2 s.
+//
+// It waits for the kernel to let go of what it had, some 20 ms, unless a feed
+// is ready ([Options].Ready); others do not wait for it.
 func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 	if err := (WatchOptions{RingBytes: o.RingBytes}).Validate(); err != nil {
 		return nil, err
@@ -77,66 +93,118 @@ func (t *Tracer) OpenFeed(target Target, o FeedOptions) (*Feed, error) {
 	if target.kind == targetAll {
 		return nil, errors.New("a feed is for one address space, not for all")
 	}
-	if o.RingBytes == 0 {
-		o.RingBytes = defaultFeedRingBytes
+	if t.coverage.Tier == TierNotifierProbe && !o.Witness && Preemptible() && !guard.Off(guard.WitnessAsked) {
+		return nil, ErrNoWitness
+	}
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	defer t.ops.Done()
+	if err := t.use(); err != nil {
+		return nil, err
+	}
+	var f *Feed
+	err := errMoved
+	for tries := 0; errors.Is(err, errMoved) && tries < 5; tries++ {
+		f, err = t.openFeed(target, o)
+	}
+	if err != nil {
+		t.unuse()
+		return nil, err
+	}
+	t.mu.Lock()
+	t.feeds[f] = struct{}{}
+	t.mu.Unlock()
+	return f, nil
+}
+
+// errMoved: the process executed another program while the feed was opened.
+var errMoved = fmt.Errorf("the process goes on executing programs: %w", ErrInFlight)
+
+func (t *Tracer) openFeed(target Target, o FeedOptions) (*Feed, error) {
+	sh := o.shape()
+	sl, err := t.slots.take(sh)
+	if err != nil {
+		return nil, err
 	}
 	conf := slotConf{Flags: slotTrack, BeginKinds: changeKinds}
 	if o.NoWakeup {
 		conf.Flags |= slotNoWakeup
 	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return nil, os.ErrClosed
+	f := &Feed{t: t, slot: sl, ringBytes: sh.ring}
+	err = t.slots.activate(sl, conf)
+	if err == nil {
+		f.space, err = t.bindFeed(sl, target)
 	}
-	if t.coverage.Tier == TierNotifierProbe && !o.Witness && Preemptible() && !guard.Off(guard.WitnessAsked) {
-		return nil, ErrNoWitness
-	}
-	ringBytes := o.RingBytes
-	if o.NoRing {
-		ringBytes = 0
-	}
-	sl, err := t.openSlot(conf, ringBytes)
-	if err != nil {
-		return nil, err
-	}
-	space, err := t.bind(sl, target, false)
-	if err == nil && t.coverage.Tier != TierNotifierProbe && !guard.Off(guard.OpenSettles) { // probes see the end
-		err = t.settle(space, sl.ref)
+	if err == nil && !f.Alive() {
+		err = errMoved
 	}
 	if err != nil {
-		return nil, errors.Join(err, t.closeSlot(sl))
+		return nil, errors.Join(err, t.unbind(sl), t.slots.retire(sl))
 	}
-	f := &Feed{t: t, slot: sl, space: space, ringBytes: ringBytes}
-	t.feeds[f] = struct{}{}
 	return f, nil
 }
 
-// settle waits until no task of the address space is inside a change that
-// was not counted as begun for the watch; t.mu is held, the iterator's
-// parameters are global.
-func (t *Tracer) settle(space, ref uint64) error {
-	if err := errors.Join(t.objs.IterMm.Set(space), t.objs.IterRef.Set(ref)); err != nil {
-		return fmt.Errorf("set iterator parameters: %w", err)
+// bindFeed makes the address space of target refer to the slot and returns
+// it, when no task of it is inside a change that was not counted as begun.
+// If the process has another one by then, the slot may have heard of a third
+// in between, and must not be used: errMoved.
+func (t *Tracer) bindFeed(sl *slot, target Target) (space uint64, err error) {
+	pid, err := target.pid()
+	if err != nil {
+		return 0, err
 	}
-	defer t.objs.IterMm.Set(uint64(0))
+	space, _, err = t.spaceOf(pid)
+	if err != nil {
+		return 0, err
+	}
+	// not for the process: a feed is not told of tasks
+	if err := t.control(ctlWatchSpace, space, 0, sl.ref); err != nil {
+		return 0, fmt.Errorf("watch process %d: %w", pid, tooMany(err))
+	}
+	sl.space = space
+	// Only now is it certain that it was not torn down before, so that its
+	// teardown will be seen: it is still the process's.
+	settle := t.coverage.Tier != TierNotifierProbe && !guard.Off(guard.OpenSettles) // probes see the end
+	q := question{pid: uint32(pid), ref: sl.ref}
+	if settle {
+		q.space = space
+		if err := t.objs.Opened.Get(&q.opened); err != nil {
+			return 0, fmt.Errorf("read the kernel side's state: %w", err)
+		}
+	}
 	pause := 100 * time.Microsecond
 	for start := time.Now(); ; pause = min(2*pause, 10*time.Millisecond) {
-		busy := false
-		err := t.eachTask(func(l *task) bool {
-			busy = l.MM == space && l.Busy != 0
-			return !busy
+		still, busy := false, false
+		err := t.eachTask(q, func(l *task) bool {
+			still = still || int(l.PID) == pid && l.MM == space
+			busy = busy || l.Busy != 0
+			return !still || !busy
 		})
 		switch {
 		case err != nil:
-			return err
+			return 0, err
+		case !still:
+			return 0, t.movedOrGone(pid)
 		case !busy:
-			return nil
+			return space, nil
 		case time.Since(start) > settleLimit:
-			return ErrInFlight
+			return 0, ErrInFlight
 		}
-		time.Sleep(pause)
+		select {
+		case <-t.closing:
+			return 0, os.ErrClosed
+		case <-time.After(pause):
+		}
 	}
+}
+
+// movedOrGone says why a process has not the address space any more.
+func (t *Tracer) movedOrGone(pid int) error {
+	if _, _, err := t.spaceOf(pid); err != nil {
+		return err
+	}
+	return errMoved
 }
 
 // What the task iterator is asked (iter_called in bpf/syscall.bpf.c).
@@ -152,23 +220,20 @@ const (
 // 100 us and more with the number of tasks of the machine.
 func (f *Feed) Settled() bool {
 	t := f.t
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	ask := iterEvents
-	if t.coverage.Tier == TierNotifierProbe {
-		ask = iterSweep
-	}
-	if t.closed || errors.Join(t.objs.IterMm.Set(f.space), t.objs.IterCalled.Set(ask)) != nil {
+	if t.begin() != nil {
 		return false
 	}
-	defer t.objs.IterMm.Set(uint64(0))
-	defer t.objs.IterCalled.Set(uint32(0))
+	defer t.ops.Done()
+	q := question{space: f.space, called: iterEvents}
+	if t.coverage.Tier == TierNotifierProbe {
+		q.called = iterSweep
+	}
 	busy := false
-	err := t.eachTask(func(l *task) bool {
+	err := t.eachTask(q, func(l *task) bool {
 		busy = l.Busy != 0
 		return !busy
 	})
-	return err == nil && !busy && ask == iterEvents
+	return err == nil && !busy && q.called == iterEvents
 }
 
 // Descriptors of the shared memory. They stay the Feed's and are closed by
@@ -209,6 +274,11 @@ type FeedStats struct {
 // Stats returns the totals so far. It copies the status page, by one system
 // call.
 func (f *Feed) Stats() (FeedStats, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return FeedStats{}, os.ErrClosed
+	}
 	var st layout.Status
 	if err := f.slot.status.Lookup(uint32(0), &st); err != nil {
 		return FeedStats{}, fmt.Errorf("read status page: %w", err)
@@ -226,8 +296,13 @@ func (f *Feed) Alive() bool {
 // Bytes is the kernel memory of the watch, without the hooks that all share:
 // what the kernel charges for its maps (memlock in /proc/self/fdinfo).
 func (f *Feed) Bytes() (int, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return 0, os.ErrClosed
+	}
 	sum := 0
-	for _, m := range []*ebpf.Map{f.slot.status, f.slot.interest, f.slot.ring} {
+	for _, m := range f.slot.maps() {
 		if m == nil {
 			continue
 		}
@@ -255,13 +330,19 @@ func (f *Feed) Bytes() (int, error) {
 func (f *Feed) Close() error {
 	f.closing.Do(func() {
 		t := f.t
-		t.mu.Lock()
-		defer t.mu.Unlock()
+		var errs []error
 		if !guard.Off(guard.CloseMarks) {
-			f.closeErr = t.control(ctlKill, layout.GenDeath, 0, f.slot.ref)
+			errs = append(errs, t.control(ctlKill, layout.GenDeath, 0, f.slot.ref))
 		}
-		f.closeErr = errors.Join(f.closeErr, t.closeSlot(f.slot))
+		f.mu.Lock()
+		f.closed = true
+		f.mu.Unlock()
+		errs = append(errs, t.unbind(f.slot), t.slots.retire(f.slot))
+		f.closeErr = errors.Join(errs...)
+		t.unuse()
+		t.mu.Lock()
 		delete(t.feeds, f)
+		t.mu.Unlock()
 	})
 	return f.closeErr
 }

@@ -5,6 +5,7 @@ package tracer
 import (
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/cilium/ebpf/btf"
 	"golang.org/x/sys/unix"
@@ -51,9 +52,11 @@ func (f *Feed) StillOf(pidfd int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	f.t.mu.Lock()
+	if err := f.t.begin(); err != nil {
+		return false, err
+	}
+	defer f.t.ops.Done()
 	space, _, err := f.t.spaceOf(pid)
-	f.t.mu.Unlock()
 	switch {
 	case errors.Is(err, ErrNoProcess) || errors.Is(err, ErrNoSpace):
 		return false, nil
@@ -90,13 +93,16 @@ func pidfdAlive(fd int) error {
 // pending position (CVE-2024-41009; Linux 6.10 and stable releases from 2024
 // on) a reader who set the consumer position back made the kernel write records
 // over records. The kernel's type information says which it is.
-func RingsSafe() (bool, error) {
+func RingsSafe() (bool, error) { return ringsSafeHere() }
+
+// Reading the kernel's types takes longer than anything else.
+var ringsSafeHere = sync.OnceValues(func() (bool, error) {
 	kernel, err := btf.LoadKernelSpec()
 	if err != nil {
 		return false, fmt.Errorf("read the kernel's types: %w", err)
 	}
 	return ringsSafe(kernel)
-}
+})
 
 func ringsSafe(kernel *btf.Spec) (bool, error) {
 	var ring *btf.Struct

@@ -85,14 +85,19 @@ var rescues = map[mm.Hook]uint32{
 // Misses reports what each hook has missed. A miss is not yet a loss: most
 // events are covered by more than one hook.
 func (t *Tracer) Misses() ([]HookMisses, error) {
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	defer t.ops.Done()
 	t.mu.Lock()
-	defer t.mu.Unlock()
+	skipped := t.skipped
+	t.mu.Unlock()
 	var all []HookMisses
 	for i := range t.hooks {
 		h := &t.hooks[i]
 		m := HookMisses{Hook: h.id, Name: h.name}
 		// a kernel that does not count says 0
-		if n, err := t.skipped(t.objs.programs[h.program]); err == nil {
+		if n, err := skipped(t.objs.programs[h.program]); err == nil {
 			m.Skipped = n
 		}
 		if c, ok := rescues[h.id]; ok {

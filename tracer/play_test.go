@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -25,6 +26,13 @@ type confession struct {
 
 // play is the main function in the role that UMMU_TEST_ROLE names.
 func play(role string) {
+	if way, ok := strings.CutPrefix(role, "owner-"); ok {
+		if err := ownAndEnd(way); err != nil {
+			fmt.Fprintln(os.Stderr, "owner:", err)
+			os.Exit(1)
+		}
+		return
+	}
 	if role == "nobtf" {
 		// an empty directory where the kernel's types were, for us alone
 		dir, err := os.MkdirTemp("", "ummu-nobtf-")

@@ -201,15 +201,16 @@ func (s *Stream) Stats() Stats {
 func (s *Stream) Close() error {
 	s.closing.Do(func() {
 		t := s.t
-		t.mu.Lock()
-		defer t.mu.Unlock()
 		var errs []error
 		if s.all {
 			errs = append(errs, t.control(ctlUnwatchAll, 0, 0, s.slot.ref))
 		}
-		errs = append(errs, s.reader.Close(), t.closeSlot(s.slot))
-		delete(t.streams, s)
+		errs = append(errs, t.unbind(s.slot), s.reader.Close(), t.slots.retire(s.slot))
 		s.closeErr = errors.Join(errs...)
+		t.unuse()
+		t.mu.Lock()
+		delete(t.streams, s)
+		t.mu.Unlock()
 	})
 	return s.closeErr
 }

@@ -20,19 +20,16 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
-	"github.com/cilium/ebpf/features"
 	"github.com/cilium/ebpf/link"
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/bpf"
 	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/internal/guard"
-	"github.com/ummu/ummu/mm"
 )
 
 // Options configure [Open]. The zero value works.
@@ -43,16 +40,45 @@ type Options struct {
 	// Tier is how changes are seen. 0: TierSyscall, the only one for streams
 	// of people; a notifier tier needs a notifier in the watched process.
 	Tier Tier
+	// MaxWatches bounds the streams and feeds that are open at once.
+	// 0: 1024.
+	MaxWatches int
+	// Ready is how many feeds are prepared ahead, in the background, for
+	// OpenFeed to return without waiting; each takes the memory of a feed
+	// ([Feed.Bytes]). More at once wait some 20 ms together. 0: none.
+	Ready int
+	// ReadyFeed says for which options: RingBytes and NoRing count.
+	ReadyFeed FeedOptions
+
+	poll bool // tests: as if programs could be skipped
 
 	// for tests: with copies as on a kernel that skips raw tracepoint programs,
 	// or without any, whatever the kernel
 	copied, alone bool
 }
 
+func (o Options) watches() int {
+	if o.MaxWatches == 0 {
+		return defaultMaxWatches
+	}
+	return o.MaxWatches
+}
+
+const defaultMaxWatches = 1024
+
 // Validate reports options out of range.
 func (o Options) Validate() error {
 	if o.MaxSpaces < 0 || o.MaxSpaces > 1<<20 {
 		return fmt.Errorf("MaxSpaces %d is not in 0..%d", o.MaxSpaces, 1<<20)
+	}
+	if o.MaxWatches < 0 || o.MaxWatches > maxSlots/2 {
+		return fmt.Errorf("MaxWatches %d is not in 0..%d", o.MaxWatches, maxSlots/2)
+	}
+	if o.Ready < 0 || o.Ready > o.watches() {
+		return fmt.Errorf("Ready %d is not in 0..MaxWatches", o.Ready)
+	}
+	if err := (WatchOptions{RingBytes: o.ReadyFeed.RingBytes}).Validate(); err != nil {
+		return fmt.Errorf("ReadyFeed: %w", err)
 	}
 	if hooksOf(o.Tier) == nil && o.Tier != TierNone {
 		return fmt.Errorf("tier %v cannot be opened", o.Tier)
@@ -64,9 +90,6 @@ func (o Options) Validate() error {
 // take memory, 500 bytes each, whether they are there or not.
 const preallocated = 16384
 
-// missInterval is how often the kernel's miss counters are read.
-const missInterval = 100 * time.Millisecond
-
 // Tracer owns the loaded kernel side. It is safe for concurrent use.
 type Tracer struct {
 	objs     kernelSide
@@ -74,19 +97,28 @@ type Tracer struct {
 	links    []link.Link
 	tasks    *link.Iter
 	coverage Coverage
-	inner    struct{ status, interest, ring *ebpf.MapSpec }
+	slots    *slots
+	mustPoll bool          // programs may be skipped
+	closing  chan struct{} // closed when Close begins
+
+	ops     sync.WaitGroup // calls that use the kernel side; Close waits for them
+	pollers sync.WaitGroup
+
+	// Locks, of which nobody holds two but mu over ctl.
+	ctl  sync.Mutex // the control program, which runs once at a time
+	iter sync.Mutex // the task iterator and its parameters
+
+	mu      sync.Mutex // guards the fields below; nothing is waited for under it
+	streams map[*Stream]struct{}
+	feeds   map[*Feed]struct{}
+	watches int     // of both, open or about to be
+	poller  *poller // nil: it does not run
+	closed  bool
 	// skipped is how often the kernel skipped a program; tests make some up.
 	skipped func(*ebpf.Program) (uint64, error)
 
-	stop chan struct{}
-	done sync.WaitGroup // the miss poller
-
-	mu      sync.Mutex // guards the fields below and control runs
-	slots   []bool     // by slot: taken
-	streams map[*Stream]struct{}
-	feeds   map[*Feed]struct{}
-	misses  map[*ebpf.Program]missed
-	closed  bool
+	closeOnce sync.Once
+	closeErr  error
 }
 
 // Open loads the kernel side and attaches every hook that the kernel has. It
@@ -140,6 +172,9 @@ func open(o Options) (*Tracer, error) {
 		spec.Maps["spaces"].MaxEntries = uint32(o.MaxSpaces)
 		spec.Maps["procs"].MaxEntries = uint32(o.MaxSpaces)
 	}
+	for _, name := range []string{"slot_conf", "slot_status", "slot_interest", "slot_ring"} {
+		spec.Maps[name].MaxEntries = uint32(o.watches() + o.Ready)
+	}
 	var key [8]byte
 	rand.Read(key[:])
 	for name, v := range map[string]uint64{
@@ -159,7 +194,11 @@ func open(o Options) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if v, err := features.LinuxVersionCode(); err == nil && v < 6<<16|1<<8 {
+	version, err := kernelVersion()
+	if err != nil {
+		return nil, err
+	}
+	if version < 6<<16|1<<8 {
 		// Before 6.1 programs of these types must not allocate
 		// (check_map_prog_compatibility(), kernel/bpf/verifier.c).
 		for _, name := range []string{"tasks", "requests"} {
@@ -168,23 +207,27 @@ func open(o Options) (*Tracer, error) {
 		}
 	}
 	t := &Tracer{
-		hooks:   hooks,
-		skipped: recursionMisses,
-		stop:    make(chan struct{}),
-		slots:   make([]bool, spec.Maps["slot_conf"].MaxEntries),
-		streams: make(map[*Stream]struct{}),
-		feeds:   make(map[*Feed]struct{}),
-		misses:  make(map[*ebpf.Program]missed),
+		hooks:    hooks,
+		mustPoll: o.poll || skippable(hooks, spec.Programs, o.skipped(), version >= linux512 && Preemptible()),
+		skipped:  recursionMisses,
+		closing:  make(chan struct{}),
+		streams:  make(map[*Stream]struct{}),
+		feeds:    make(map[*Feed]struct{}),
 	}
-	t.inner.status = spec.Maps["slot_status"].InnerMap.Copy()
-	t.inner.interest = spec.Maps["slot_interest"].InnerMap.Copy()
-	t.inner.ring = spec.Maps["slot_ring"].InnerMap.Copy()
-	if err := t.objs.load(spec, t.hooks); err != nil {
+	if t.mustPoll && version < linux515 {
+		return nil, &HookError{Hook: "timer", Kernel: kernelRelease(), Need: "Linux 5.15 or later, or one before 5.12",
+			Try: "another tier", Err: errNoWatchdog}
+	}
+	if err := t.objs.load(spec, t.hooks, t.mustPoll); err != nil {
 		return nil, hookError("BPF programs", err)
 	}
 	if err := t.initEpoch(); err != nil {
 		t.objs.Close()
 		return nil, err
+	}
+	if err := t.control(ctlOwn, 0, 0, 0); err != nil {
+		t.objs.Close()
+		return nil, fmt.Errorf("tell the kernel side its owner: %w", err)
 	}
 	t.tasks, err = link.AttachIter(link.IterOptions{Program: t.objs.ListTasks})
 	if err != nil {
@@ -211,8 +254,7 @@ func open(o Options) (*Tracer, error) {
 		t.coverage.Hooks = append(t.coverage.Hooks, st)
 	}
 	t.coverage.Weak = weakOf(&t.coverage, o)
-	t.done.Add(1)
-	go t.pollMisses()
+	t.slots = newSlots(&t.objs, spec, t.coverage.Tier, o)
 	return t, nil
 }
 
@@ -221,12 +263,13 @@ type kernelSide struct {
 	bpf.SyscallMaps
 	bpf.SyscallVariables
 	Control, ListTasks *ebpf.Program
+	StartWatchdog      *ebpf.Program            // nil: not needed
 	programs           map[string]*ebpf.Program // of the tier's hooks
 }
 
 // load loads the programs of some hooks, and what all need.
-func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook) error {
-	needed := map[string]bool{"control": true, "list_tasks": true}
+func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook, watchdog bool) error {
+	needed := map[string]bool{"control": true, "list_tasks": true, "start_watchdog": watchdog}
 	for i := range hooks {
 		needed[hooks[i].program] = true
 	}
@@ -249,6 +292,7 @@ func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook) error {
 	}
 	o.SyscallMaps, o.SyscallVariables = own.SyscallMaps, own.SyscallVariables
 	o.Control, o.ListTasks = coll.DetachProgram("control"), coll.DetachProgram("list_tasks")
+	o.StartWatchdog = coll.DetachProgram("start_watchdog")
 	o.programs = make(map[string]*ebpf.Program)
 	for i := range hooks {
 		o.programs[hooks[i].program] = coll.DetachProgram(hooks[i].program)
@@ -258,7 +302,7 @@ func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook) error {
 
 // Close frees everything. It is idempotent.
 func (o *kernelSide) Close() error {
-	errs := []error{o.SyscallMaps.Close(), o.Control.Close(), o.ListTasks.Close()}
+	errs := []error{o.SyscallMaps.Close(), o.Control.Close(), o.ListTasks.Close(), o.StartWatchdog.Close()}
 	for _, p := range o.programs {
 		errs = append(errs, p.Close())
 	}
@@ -301,14 +345,32 @@ func hugePageSize() uint64 {
 // Coverage says which hooks are attached and what the tier cannot see.
 func (t *Tracer) Coverage() Coverage { return t.coverage }
 
-// Close detaches all hooks and closes all streams. It is idempotent.
-func (t *Tracer) Close() error {
+// begin counts a call that uses the kernel side, which ends with t.ops.Done;
+// after Close it fails.
+func (t *Tracer) begin() error {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.closed {
-		t.mu.Unlock()
-		return nil
+		return os.ErrClosed
 	}
+	t.ops.Add(1)
+	return nil
+}
+
+// Close marks every watch dead, detaches all hooks and closes all streams and
+// feeds. It is idempotent, and waits for what is being opened.
+func (t *Tracer) Close() error {
+	t.closeOnce.Do(func() { t.closeErr = t.close() })
+	return t.closeErr
+}
+
+func (t *Tracer) close() error {
+	t.mu.Lock()
 	t.closed = true
+	t.mu.Unlock()
+	close(t.closing)
+	t.ops.Wait()
+	t.mu.Lock()
 	streams := make([]*Stream, 0, len(t.streams))
 	for s := range t.streams {
 		streams = append(streams, s)
@@ -317,22 +379,19 @@ func (t *Tracer) Close() error {
 	for f := range t.feeds {
 		feeds = append(feeds, f)
 	}
+	t.mu.Unlock()
 	var errs []error
-	if len(feeds) != 0 && !guard.Off(guard.CloseMarks) { // all of them, before the first hook goes
+	if !guard.Off(guard.CloseMarks) { // all of them, before the first hook goes
 		errs = append(errs, t.control(ctlEpoch, layout.GenDeath, 0, 0))
 	}
-	t.mu.Unlock()
-
-	close(t.stop)
-	t.done.Wait()
 	for _, f := range feeds {
 		errs = append(errs, f.Close())
 	}
 	for _, s := range streams {
 		errs = append(errs, s.Close())
 	}
-	errs = append(errs, closeLinks(t.links))
-	errs = append(errs, t.tasks.Close(), t.objs.Close())
+	t.pollers.Wait()
+	errs = append(errs, t.slots.close(), closeLinks(t.links), t.tasks.Close(), t.objs.Close())
 	return errors.Join(errs...)
 }
 
@@ -355,10 +414,14 @@ const (
 	ctlUnwatchAll
 	ctlEpoch
 	ctlKill
+	ctlUnwatchSpace
+	ctlOwn
 )
 
-// control runs the control program; t.mu must be held.
+// control runs the control program.
 func (t *Tracer) control(op, a, b, ref uint64) error {
+	t.ctl.Lock()
+	defer t.ctl.Unlock()
 	args := [4]uint64{op, a, b, ref}
 	ret, err := t.objs.Control.Run(&ebpf.RunOptions{Context: args})
 	if err != nil {
@@ -370,79 +433,6 @@ func (t *Tracer) control(op, a, b, ref uint64) error {
 	return nil
 }
 
-// pollMisses turns a rise of any program's recursion miss counter
-// (bpf_prog_info, Linux 5.12 and later) into a loss for everybody.
-func (t *Tracer) pollMisses() {
-	defer t.done.Done()
-	tick := time.NewTicker(missInterval)
-	defer tick.Stop()
-	for {
-		select {
-		case <-t.stop:
-			return
-		case <-tick.C:
-			t.checkMisses()
-		}
-	}
-}
-
-// recursionMisses reads a program's miss counter.
-func recursionMisses(p *ebpf.Program) (uint64, error) {
-	st, err := p.Stats()
-	if err != nil {
-		return 0, err
-	}
-	return st.RecursionMisses, nil
-}
-
-// missed is a miss counter as of the last look and of the one before.
-type missed struct{ now, before uint64 }
-
-// checkMisses: an event is lost if all programs that see it were skipped. Of
-// several that is between one look and the next but one: each look reads them
-// one after the other.
-func (t *Tracer) checkMisses() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return
-	}
-	looks := make(map[mm.Hook][3]uint64) // now, and the two before
-	for i := range t.hooks {
-		h := &t.hooks[i]
-		p := t.objs.programs[h.program]
-		n, err := t.skipped(p)
-		if err != nil || !t.coverage.Hooks[i].Attached {
-			continue
-		}
-		last := t.misses[p]
-		t.misses[p] = missed{n, last.now}
-		looks[h.id] = [3]uint64{n, last.now, last.before}
-	}
-	var rise uint64
-	for _, group := range together {
-		var each [][3]uint64
-		for _, id := range group {
-			if n, ok := looks[id]; ok {
-				each = append(each, n)
-			}
-		}
-		rise += lostOf(each)
-	}
-	if rise != 0 && !guard.Off(guard.MissPolled) {
-		// the program cannot fail once loaded, but if it did, nothing
-		// could be promised: every stream is told through its own counter
-		if err := t.control(ctlEpoch, layout.GenLoss, rise, 0); err != nil {
-			for s := range t.streams {
-				s.doubt.Add(1)
-			}
-		}
-		for s := range t.streams {
-			s.missed.Add(rise)
-		}
-	}
-}
-
 // task is one line of the task iterator (struct task_line).
 type task struct {
 	MM         uint64
@@ -450,16 +440,32 @@ type task struct {
 	TGID, Busy uint32
 }
 
-// eachTask calls f for every task that has a user address space, as this
-// process's pid namespace shows them, until f returns false.
-func (t *Tracer) eachTask(f func(*task) bool) error {
+// question is what the task iterator is asked.
+type question struct {
+	pid    uint32 // list the tasks of this process,
+	space  uint64 // and those of this address space
+	ref    uint64 // that may be inside a change which was not counted for this watch;
+	opened uint64 // and was bound when the kernel side had this many;
+	called uint32 // or something else: iterEvents, iterSweep
+}
+
+// eachTask calls f for the tasks that the question is about, as this
+// process's pid namespace shows them, until f returns false. A task without a
+// user address space is not listed.
+func (t *Tracer) eachTask(q question, f func(*task) bool) error {
+	t.iter.Lock()
+	defer t.iter.Unlock()
+	if err := errors.Join(t.objs.IterPid.Set(q.pid), t.objs.IterMm.Set(q.space), t.objs.IterRef.Set(q.ref),
+		t.objs.IterOpened.Set(q.opened), t.objs.IterCalled.Set(q.called)); err != nil {
+		return fmt.Errorf("set iterator parameters: %w", err)
+	}
 	r, err := t.tasks.Open()
 	if err != nil {
 		return fmt.Errorf("open task iterator: %w", err)
 	}
 	defer r.Close()
 	const size = int(unsafe.Sizeof(task{}))
-	b := bufio.NewReaderSize(r, 64<<10)
+	b := bufio.NewReaderSize(r, 4<<10)
 	var line task
 	buf := unsafe.Slice((*byte)(unsafe.Pointer(&line)), size)
 	for {

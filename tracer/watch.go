@@ -6,17 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"unsafe"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/ummu/ummu/bpf/layout"
-	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -71,26 +65,6 @@ func (o WatchOptions) Validate() error {
 	return nil
 }
 
-// How a slot is used (bpf/watch.bpf.h).
-const (
-	slotTrack    = 1
-	slotSpace    = 2
-	slotNoWakeup = 4
-
-	refFollow = 1 << 16
-)
-
-type slotConf struct {
-	Incarnation, Flags, BeginKinds, EndKinds uint32
-}
-
-// slot is one watch of the kernel side: its place, and the maps behind it.
-type slot struct {
-	index                  int
-	ref                    uint64
-	status, interest, ring *ebpf.Map
-}
-
 // Watch opens a stream of the records of target. Changes whose call begins
 // after Watch has returned are never missing from it: they are read, or
 // counted as lost. The stream ends with Close; the death of the target is a
@@ -112,179 +86,55 @@ func (t *Tracer) Watch(target Target, o WatchOptions) (*Stream, error) {
 			kinds |= 1 << k
 		}
 	}
+	if err := t.begin(); err != nil {
+		return nil, err
+	}
+	defer t.ops.Done()
+	if err := t.use(); err != nil {
+		return nil, err
+	}
+	s, err := t.watch(target, o, kinds)
+	if err != nil {
+		t.unuse()
+		return nil, err
+	}
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.closed {
-		return nil, os.ErrClosed
-	}
-	sl, err := t.openSlot(slotConf{Flags: slotSpace, BeginKinds: kinds, EndKinds: kinds}, o.RingBytes)
-	if err != nil {
-		return nil, err
-	}
-	s, err := newStream(t, sl, target.kind == targetAll)
-	if err != nil {
-		t.closeSlot(sl)
-		return nil, err
-	}
-	if _, err := t.bind(sl, target, o.Follow); err != nil {
-		s.reader.Close()
-		t.closeSlot(sl)
-		return nil, err
-	}
 	t.streams[s] = struct{}{}
+	t.mu.Unlock()
 	return s, nil
 }
 
-// openSlot makes the maps of a watch and publishes them; t.mu is held.
-func (t *Tracer) openSlot(conf slotConf, ringBytes int) (_ *slot, err error) {
-	index := slices.Index(t.slots, false) // the lowest: see slots_end
-	if index < 0 {
-		return nil, &LimitError{LimitWatches}
-	}
-	sl := &slot{index: index}
-	t.slots[index] = true
-	if err := t.setSlotsEnd(); err != nil {
-		t.slots[index] = false
+func (t *Tracer) watch(target Target, o WatchOptions, kinds uint32) (*Stream, error) {
+	sl, err := t.slots.take(shape{ring: o.RingBytes})
+	if err != nil {
 		return nil, err
 	}
-	defer func() {
+	if err := t.slots.activate(sl, slotConf{Flags: slotSpace, BeginKinds: kinds, EndKinds: kinds}); err != nil {
+		return nil, errors.Join(err, t.slots.retire(sl))
+	}
+	s, err := newStream(t, sl, target.kind == targetAll)
+	if err != nil {
+		return nil, errors.Join(err, t.slots.retire(sl))
+	}
+	if s.all {
+		err = t.control(ctlWatchAll, 0, 0, sl.ref)
 		if err != nil {
-			t.closeSlot(sl)
+			err = fmt.Errorf("watch all address spaces: %w", tooMany(err))
 		}
-	}()
-
-	statusSpec, interestSpec, ringSpec := t.inner.status.Copy(), t.inner.interest.Copy(), t.inner.ring.Copy()
-	statusSpec.Contents = []ebpf.MapKV{{Key: uint32(0), Value: &layout.Status{
-		Generation: layout.GenStart, Version: layout.Version, Size: uint32(unsafe.Sizeof(layout.Status{})),
-		Tier: uint32(t.coverage.Tier), Gaps: gapBits(t.coverage.Tier),
-	}}}
-	interestSpec.Contents = []ebpf.MapKV{{Key: uint32(0), Value: &layout.Interest{
-		Version: layout.Version, Size: uint32(unsafe.Sizeof(layout.Interest{})),
-	}}}
-	ringSpec.MaxEntries = uint32(ringBytes)
-	if sl.status, err = ebpf.NewMap(statusSpec); err != nil {
-		return nil, fmt.Errorf("create status page: %w", err)
+	} else {
+		err = t.bind(sl, target, o.Follow)
 	}
-	if ringBytes != 0 {
-		if sl.ring, err = ebpf.NewMap(ringSpec); err != nil {
-			return nil, fmt.Errorf("create ring of %d bytes: %w", ringBytes, err)
-		}
+	if err != nil {
+		return nil, errors.Join(err, s.reader.Close(), t.unbind(sl), t.slots.retire(sl))
 	}
-	// from now on only the kernel side can write it
-	if !guard.Off(guard.PagesFrozen) {
-		if err = sl.status.Freeze(); err != nil {
-			return nil, fmt.Errorf("freeze status page: %w", err)
-		}
-	}
-	key := uint32(index)
-	if conf.Flags&slotTrack != 0 {
-		if sl.interest, err = ebpf.NewMap(interestSpec); err != nil {
-			return nil, fmt.Errorf("create interest page: %w", err)
-		}
-	}
-	if err = t.eachSlotMap(sl, func(outer, inner *ebpf.Map) error {
-		if inner == nil {
-			return nil
-		}
-		return outer.Put(key, inner)
-	}); err != nil {
-		return nil, fmt.Errorf("publish maps: %w", err)
-	}
-	var old slotConf
-	if err = t.objs.SlotConf.Lookup(key, &old); err != nil {
-		return nil, fmt.Errorf("read slot: %w", err)
-	}
-	conf.Incarnation = old.Incarnation + 1
-	if conf.Incarnation == 0 {
-		conf.Incarnation = 1
-	}
-	if err = t.objs.SlotConf.Put(key, conf); err != nil {
-		return nil, fmt.Errorf("publish slot: %w", err)
-	}
-	sl.ref = uint64(conf.Incarnation)<<32 | uint64(index)
-	return sl, nil
+	return s, nil
 }
 
-// eachSlotMap runs f for each map of a slot and the array it is in, at once:
-// a change of an array of maps waits for the programs that are running
-// (maybe_wait_bpf_programs, kernel/bpf/syscall.c), which takes 10 to 20 ms.
-func (t *Tracer) eachSlotMap(sl *slot, f func(outer, inner *ebpf.Map) error) error {
-	maps := [...][2]*ebpf.Map{
-		{t.objs.SlotStatus, sl.status}, {t.objs.SlotRing, sl.ring}, {t.objs.SlotInterest, sl.interest},
-	}
-	var errs [len(maps)]error
-	var wg sync.WaitGroup
-	for i, m := range maps {
-		wg.Go(func() { errs[i] = f(m[0], m[1]) })
-	}
-	wg.Wait()
-	return errors.Join(errs[:]...)
-}
-
-// gapBits are the gaps of a tier that a feed must classify for.
-func gapBits(tier Tier) uint32 {
-	if tier == TierSyscall {
-		return layout.GapFile | layout.GapDriver
-	}
-	return layout.GapDriver
-}
-
-// closeSlot ends every reference to a slot, waits until no program uses its
-// maps, and frees them; t.mu is held.
-func (t *Tracer) closeSlot(sl *slot) error {
-	var errs []error
-	key := uint32(sl.index)
-	if sl.ref != 0 {
-		var conf slotConf
-		if err := t.objs.SlotConf.Lookup(key, &conf); err != nil {
-			errs = append(errs, err)
-		}
-		// a later incarnation: every reference to the old one is dead
-		errs = append(errs, t.objs.SlotConf.Put(key, slotConf{Incarnation: conf.Incarnation + 1}))
-	}
-	// when the maps are gone from the slot, whoever looks at it finds the
-	// reference dead, so its place can be used again
-	errs = append(errs, t.eachSlotMap(sl, func(outer, _ *ebpf.Map) error {
-		if err := outer.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return err
-		}
-		return nil
-	}))
-	for _, m := range []*ebpf.Map{sl.ring, sl.status, sl.interest} {
-		if m != nil {
-			errs = append(errs, m.Close())
-		}
-	}
-	t.slots[sl.index] = false
-	errs = append(errs, t.setSlotsEnd())
-	return errors.Join(errs...)
-}
-
-// setSlotsEnd tells the kernel side which slot is the last in use, for what
-// concerns all; t.mu is held.
-func (t *Tracer) setSlotsEnd() error {
-	end := len(t.slots)
-	for end > 0 && !t.slots[end-1] {
-		end--
-	}
-	if err := t.objs.SlotsEnd.Set(uint32(end)); err != nil {
-		return fmt.Errorf("set the number of slots: %w", err)
-	}
-	return nil
-}
-
-// bind makes the address space of target refer to the slot and returns it;
-// t.mu is held.
-func (t *Tracer) bind(sl *slot, target Target, follow bool) (space uint64, err error) {
-	if target.kind == targetAll {
-		if err := t.control(ctlWatchAll, 0, 0, sl.ref); err != nil {
-			return 0, fmt.Errorf("watch all address spaces: %w", tooMany(err))
-		}
-		return 0, nil
-	}
+// bind makes the address space and the process of target refer to the slot.
+func (t *Tracer) bind(sl *slot, target Target, follow bool) error {
 	pid, err := target.pid()
 	if err != nil {
-		return 0, err
+		return err
 	}
 	if follow {
 		sl.ref |= refFollow
@@ -294,19 +144,34 @@ func (t *Tracer) bind(sl *slot, target Target, follow bool) (space uint64, err e
 	for {
 		space, tgid, err := t.spaceOf(pid)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if err := t.control(ctlWatchSpace, space, uint64(tgid), sl.ref); err != nil {
-			return 0, fmt.Errorf("watch process %d: %w", pid, tooMany(err))
+			return fmt.Errorf("watch process %d: %w", pid, tooMany(err))
 		}
+		sl.space = space
 		again, _, err := t.spaceOf(pid)
 		if err != nil {
-			return 0, err
+			return err
 		}
 		if again == space {
-			return space, nil
+			return nil
+		}
+		if err := t.unbind(sl); err != nil {
+			return err
 		}
 	}
+}
+
+// unbind ends what bind did for the address space; that of the process ends
+// with the slot.
+func (t *Tracer) unbind(sl *slot) error {
+	if sl.space == 0 {
+		return nil
+	}
+	space := sl.space
+	sl.space = 0
+	return t.control(ctlUnwatchSpace, space, 0, sl.ref)
 }
 
 func tooMany(err error) error {
@@ -348,7 +213,7 @@ func (g Target) pid() (int, error) {
 
 // spaceOf finds the address space and the global thread-group id of a process.
 func (t *Tracer) spaceOf(pid int) (space uint64, tgid uint32, err error) {
-	err = t.eachTask(func(l *task) bool {
+	err = t.eachTask(question{pid: uint32(pid)}, func(l *task) bool {
 		if int(l.PID) == pid {
 			space, tgid = l.MM, l.TGID
 			return false

@@ -32,6 +32,8 @@ const (
 	ReplaceSeen                // MAP_FIXED over a mapping is a change
 	Untracked                  // a change that finds no room to be tracked ends the watch
 	Filtered                   // a change of nothing that is registered makes no record
+	OwnerDeath                 // the end of the process that loaded the hooks ends every watch
+	Watchdog                   // miss counters that nobody reads are a loss
 	UringChain                 // the end of an io_uring request begins the next ones of its chain
 	IODestroy                  // io_destroy unmaps what is at its address
 	Holder                     // losing the page that keeps the notifier ends the watch
@@ -90,6 +92,7 @@ var names = [numGuards]string{
 	"stale-closed", "exit-closed", "space-removed", "incarnation", "compat-abi",
 	"uring-madvise", "brk-race", "vector-limit", "destination", "round-outward",
 	"partner-rescue", "replace-seen", "untracked", "filtered",
+	"owner-death", "watchdog",
 	"uring-chain", "io-destroy", "holder", "marker", "foreign",
 	"hook-there", "range-place", "range-whole", "args-order", "never-missed",
 

@@ -85,6 +85,10 @@ var rows = []row{
 		"tracer", "TestFeedSkippedPrograms"},
 	{guard.CloseMarks, []string{"1", "7", "C4"}, "Closing a feed, or its tracer, marks the watches dead while the hooks are there; else they are valid for ever.",
 		"tracer", "TestFeedCloseMarks"},
+	{guard.OwnerDeath, []string{"7", "C4"}, "The end of the process that loaded the hooks, by whatever signal or call, marks every watch dead before the first hook goes.",
+		"tracer", "TestOwnerEnds"},
+	{guard.Watchdog, []string{"C3", "C4"}, "Counters of skipped programs that nobody reads, because the reader is stopped, are a loss; else it stays unknown until it goes on.",
+		"tracer", "TestStoppedPoller"},
 	// The client: validity and drain.
 	{guard.PublishLast, []string{"2", "C1"}, "The generation seen is published after the entries are dropped; else another thread hits one in between.",
 		"test/coherence", "TestRaceStuckDrain"},
