@@ -224,20 +224,18 @@ type runner[H any] struct {
 	ring *uring.Ring
 }
 
-// cache is what a round registers through: naive or coherent. The Ref gives
-// the handle back; the zero Ref is that of a handle nobody counts.
-type cache[H any] interface {
-	acquire(mm.Range) (H, regcache.Ref[H], error)
-}
+// acquire is what a round registers through: naive's or coherent's. The Ref
+// gives the handle back; the zero Ref is that of a handle nobody counts.
+type acquire[H any] func(mm.Range) (H, regcache.Ref[H], error)
 
 func (r *runner[H]) withoutFeed(ctx context.Context, rep *Report) error {
 	for i := range rep.Rows {
 		n := &naive[H]{dev: r.dev, handles: map[mm.Range]H{}}
-		c, err := r.row(ctx, rep.Rows[i], n)
+		c, err := r.row(ctx, rep.Rows[i], n.acquire)
 		c.Hits, c.Misses = n.hits, n.misses
 		rep.Rows[i].WithoutFeed = c
 		if i == 0 && err == nil {
-			rep.WithoutFeed.LookupNS, err = lookupCost[H](n)
+			rep.WithoutFeed.LookupNS, err = lookupCost(n.acquire)
 		}
 		if err := errors.Join(err, n.close()); err != nil {
 			return fmt.Errorf("%s: %w", rep.Rows[i].Change, err)
@@ -263,7 +261,7 @@ func (r *runner[H]) withFeed(ctx context.Context, rep *Report) (err error) {
 	through := coherent[H]{c, r.dev.rights()}
 	var last regcache.Stats
 	for i := range rep.Rows {
-		n, err := r.row(ctx, rep.Rows[i], through)
+		n, err := r.row(ctx, rep.Rows[i], through.acquire)
 		s := c.Stats()
 		n.Hits, n.Misses = s.Hits-last.Hits, s.Misses-last.Misses
 		last = s
@@ -280,7 +278,7 @@ func (r *runner[H]) withFeed(ctx context.Context, rep *Report) (err error) {
 			rep.WithFeed.Uncached[why.String()] = n
 		}
 	}
-	rep.WithFeed.LookupNS, err = lookupCost[H](through)
+	rep.WithFeed.LookupNS, err = lookupCost(through.acquire)
 	return err
 }
 
@@ -342,7 +340,7 @@ const (
 // processes disturbed least, in nanoseconds per call.
 
 // lookupCost measures hits of one live range.
-func lookupCost[H any](c cache[H]) (ns float64, err error) {
+func lookupCost[H any](get acquire[H]) (ns float64, err error) {
 	m, err := mapAnywhere(1)
 	if err != nil {
 		return 0, err
@@ -352,7 +350,7 @@ func lookupCost[H any](c cache[H]) (ns float64, err error) {
 	for range lookupBatches {
 		start := time.Now()
 		for range lookupsPerBatch {
-			_, ref, err := c.acquire(m)
+			_, ref, err := get(m)
 			if err != nil {
 				return 0, err
 			}

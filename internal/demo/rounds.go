@@ -64,19 +64,19 @@ var changes = []change{
 const transfersPerRound = 4
 
 // row runs the rounds of one row in all its threads.
-func (r *runner[H]) row(ctx context.Context, row Row, c cache[H]) (Counts, error) {
+func (r *runner[H]) row(ctx context.Context, row Row, get acquire[H]) (Counts, error) {
 	i := slices.IndexFunc(changes, func(ch change) bool { return ch.name == row.Change })
 	var transfers, stale atomic.Uint64
 	errs := make([]error, row.Threads)
 	var wg sync.WaitGroup
 	for t := range row.Threads {
-		wg.Go(func() { errs[t] = r.thread(ctx, t, changes[i], c, &transfers, &stale) })
+		wg.Go(func() { errs[t] = r.thread(ctx, t, changes[i], get, &transfers, &stale) })
 	}
 	wg.Wait()
 	return Counts{Transfers: transfers.Load(), Stale: stale.Load()}, errors.Join(errs...)
 }
 
-func (r *runner[H]) thread(ctx context.Context, id int, ch change, c cache[H], transfers, stale *atomic.Uint64) (err error) {
+func (r *runner[H]) thread(ctx context.Context, id int, ch change, get acquire[H], transfers, stale *atomic.Uint64) (err error) {
 	// Far from where the kernel puts mappings by itself, so that no other
 	// thread is given the address while it is free.
 	m := mm.Range{Start: 64<<30 + mm.Addr(id)<<28}
@@ -90,7 +90,7 @@ func (r *runner[H]) thread(ctx context.Context, id int, ch change, c cache[H], t
 			return err
 		}
 		for range transfersPerRound {
-			ok, err := r.transfer(c, m)
+			ok, err := r.transfer(get, m)
 			if err != nil {
 				return fmt.Errorf("round %d: %w", round, err)
 			}
@@ -108,13 +108,13 @@ func (r *runner[H]) thread(ctx context.Context, id int, ch change, c cache[H], t
 
 // transfer puts the known bytes into m through its registration and reports
 // whether the CPU sees them in each page.
-func (r *runner[H]) transfer(c cache[H], m mm.Range) (bool, error) {
+func (r *runner[H]) transfer(get acquire[H], m mm.Range) (bool, error) {
 	data := view(m)
 	page := int(mm.PageSize())
 	for off := 0; off < len(data); off += page {
 		data[off] = 0 // so that bytes of the last transfer do not count
 	}
-	h, ref, err := c.acquire(m)
+	h, ref, err := get(m)
 	if err != nil {
 		return false, err
 	}
