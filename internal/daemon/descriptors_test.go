@@ -5,6 +5,7 @@ package daemon
 import (
 	"os"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -22,6 +23,22 @@ func connect(t *testing.T, s *Server) int {
 		t.Fatal(err)
 	}
 	return fd
+}
+
+// sendRaw is sendmsg(2). Libraries add a byte to an empty message.
+func sendRaw(t *testing.T, fd int, b, oob []byte) {
+	t.Helper()
+	m := unix.Msghdr{Control: unsafe.SliceData(oob)}
+	m.SetControllen(len(oob))
+	if len(b) > 0 {
+		iov := unix.Iovec{Base: unsafe.SliceData(b)}
+		iov.SetLen(len(b))
+		m.Iov = &iov
+		m.SetIovlen(1)
+	}
+	if _, _, e := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_NOSIGNAL); e != 0 {
+		t.Fatal(e)
+	}
 }
 
 // hangsUp waits until the daemon has ended the connection.
@@ -69,9 +86,7 @@ func TestUnwantedDescriptors(t *testing.T) {
 					fds[i] = int(w.Fd())
 				}
 				fd := connect(t, s)
-				if err := unix.Sendmsg(fd, c.bytes, unix.UnixRights(fds...), nil, unix.MSG_NOSIGNAL); err != nil {
-					t.Fatal(err)
-				}
+				sendRaw(t, fd, c.bytes, unix.UnixRights(fds...))
 				hangsUp(t, fd)
 				unix.Close(fd)
 				w.Close()
