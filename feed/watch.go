@@ -159,8 +159,8 @@ func New(m Memory) (*Watch, error) {
 	}
 	w.maps.path = m.Maps
 	w.maps.files = st.Gaps&layout.GapFile == 0
-	if w.maps.path == "" {
-		w.maps.path = "/proc/self/maps"
+	if w.maps.path == "" || w.maps.path == "/proc/self/maps" {
+		w.maps.path = "/proc/thread-self/maps" // the leader may have ended
 	}
 	w.ring.pos = atomic.LoadUint64(w.ring.consumer)
 	w.ring.stored = w.ring.pos

@@ -70,11 +70,12 @@ const (
 
 	defaultPatience  = 2 * time.Second
 	defaultRingBytes = 256 << 10
-	// mostClients is the number of places for watches (MAX_SLOTS).
-	mostClients = 1024
-	// mostPerProcess is the number of references of an address space
-	// (DIRECT_REFS).
-	mostPerProcess = 12
+	mostClients      = 4096
+	// mostPerProcess is what one address space can have (tracer).
+	mostPerProcess = 128
+	// ready is how many watches are prepared ahead, so that a client need not
+	// wait: some 300 KiB each. More at once wait for a grace period together.
+	ready = 16
 )
 
 func (c *Config) complete() error {
@@ -127,6 +128,10 @@ type Server struct {
 	started  uint64   // CLOCK_MONOTONIC, nanoseconds
 	clients  registry
 	sessions sync.WaitGroup
+	// use is held for reading by who hands out descriptors of a feed, and for
+	// writing by Close, which sets unloaded before it closes them.
+	use      sync.RWMutex
+	unloaded bool
 	closing  sync.Once
 	closeErr error
 }
@@ -223,6 +228,9 @@ func (s *Server) Close() error {
 		// Nobody who asks from now on gets a watch, and whoever has one has
 		// it in the registry.
 		s.clients.stop()
+		s.use.Lock()
+		s.unloaded = true
+		s.use.Unlock()
 		// Each marks its watches dead before the first hook goes.
 		errs = append(errs, closeTiers(s.tiers))
 		s.clients.disconnect()
@@ -233,6 +241,16 @@ func (s *Server) Close() error {
 		s.closeErr = errors.Join(errs...)
 	})
 	return s.closeErr
+}
+
+// using runs f while Close closes no descriptor of a feed under it.
+func (s *Server) using(f func() error) error {
+	s.use.RLock()
+	defer s.use.RUnlock()
+	if s.unloaded {
+		return refuse(wire.CodeStopping, "it is being stopped")
+	}
+	return f()
 }
 
 // Addr is the path of the socket.

@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -17,7 +18,63 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m)
+	if role := os.Getenv(roleEnv); role != "" {
+		os.Exit(runRole(role))
+	}
+	cleanup, err := copyBinary()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	if common != nil {
+		common.stop()
+	}
+	cleanup()
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// common is a server that tests share which need nothing special: loading the
+// kernel side takes a while.
+var common *struct {
+	*Server
+	stop func()
+}
+
+func shared(t testing.TB) *Server {
+	t.Helper()
+	if common == nil {
+		dir, err := os.MkdirTemp("", "ummu")
+		if err == nil {
+			err = os.Chmod(dir, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := New(Config{Socket: filepath.Join(dir, "feed.sock"), Tiers: []tracer.Tier{tracer.TierSyscall}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error)
+		go func() { done <- s.Serve(ctx) }()
+		common = &struct {
+			*Server
+			stop func()
+		}{s, func() {
+			cancel()
+			if err := <-done; err != nil {
+				fmt.Fprintln(os.Stderr, "serve:", err)
+				os.Exit(1)
+			}
+			os.RemoveAll(dir)
+		}}
+	}
+	return common.Server
 }
 
 // start starts a server in a directory of its own.

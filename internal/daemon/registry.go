@@ -134,11 +134,14 @@ func (r *registry) reserve(pid int, uid uint32) (id uint64, err error) {
 	return r.lastID, nil
 }
 
-// unreserve gives the places back: when the watch is dead, so that nobody
-// else is counted in its place before.
+// unreserve gives the places back.
 func (r *registry) unreserve(pid int, uid uint32) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.unreserveLocked(pid, uid)
+}
+
+func (r *registry) unreserveLocked(pid int, uid uint32) {
 	r.users[uid].watches--
 	if r.byPID[pid]--; r.byPID[pid] == 0 {
 		delete(r.byPID, pid)
@@ -152,11 +155,13 @@ func (r *registry) add(w *watch) {
 	r.watches[w.id] = w
 }
 
-// remove hides it again.
+// remove hides a watch again and gives its places back: when it is dead, so
+// that nobody is counted in its place before.
 func (r *registry) remove(w *watch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.watches, w.id)
+	r.unreserveLocked(w.pid, w.uid)
 }
 
 // sweep disconnects those of a process whose watches have died, as those of
@@ -201,15 +206,15 @@ func (r *registry) visible(uid uint32, all bool) (out []*watch) {
 	return out
 }
 
-// entry is a watch in a status; false: it has been closed meanwhile.
-func (w *watch) entry() (*wire.Entry, bool) {
+// entry is a watch in a status; nil: it has been closed meanwhile.
+func (w *watch) entry() *wire.Entry {
 	st, err := w.feed.Stats()
 	if err != nil {
-		return nil, false
+		return nil
 	}
 	bytes, err := w.feed.Bytes()
 	if err != nil {
-		return nil, false
+		return nil
 	}
 	return &wire.Entry{
 		Watch: w.id, OpenedNanos: w.opened,
@@ -217,5 +222,5 @@ func (w *watch) entry() (*wire.Entry, bool) {
 		PID: uint32(w.pid), UID: w.uid,
 		Tier: uint32(w.tier), RingBytes: uint32(w.feed.RingBytes()), MemoryBytes: uint32(bytes),
 		Comm: w.comm,
-	}, true
+	}
 }

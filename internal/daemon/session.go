@@ -233,6 +233,10 @@ func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took 
 		defer unix.Close(machine) // when its watch is dead
 	}
 	w, err := ss.open(t, hello)
+	if errors.Is(err, tracer.ErrNoWitness) {
+		fmt.Fprintf(why, "; %v: %v", t.tier, err)
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}
@@ -243,16 +247,7 @@ func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took 
 	if _, err := ss.challenge(); err != nil {
 		return false, err
 	}
-	still, err := w.feed.StillOf(ss.id.pidfd)
-	if err != nil {
-		return false, err
-	}
-	if !still {
-		return false, refuse(wire.CodeIdentity, "process %d executed another program meanwhile", w.pid)
-	}
-	welcome := &wire.Welcome{Watch: w.id, Layout: layout.Version, Tier: uint32(w.tier), RingBytes: uint32(w.feed.RingBytes())}
-	fds := []int{w.feed.StatusFD(), w.feed.EpochFD(), w.feed.InterestFD(), w.feed.RingFD()}
-	if err := ss.send(welcome, fds[:wire.Descriptors(welcome)]...); err != nil {
+	if err := ss.s.using(func() error { return ss.welcome(w) }); err != nil {
 		return false, err
 	}
 	m, a, err := ss.next(0)
@@ -267,6 +262,20 @@ func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took 
 		return false, nil
 	}
 	return false, unexpected(m, &a, "READY or NEXT")
+}
+
+// welcome hands a watch out, if it is still of the client's address space.
+func (ss *session) welcome(w *watch) error {
+	still, err := w.feed.StillOf(ss.id.pidfd)
+	if err != nil {
+		return err
+	}
+	if !still {
+		return refuse(wire.CodeIdentity, "process %d executed another program meanwhile", w.pid)
+	}
+	m := &wire.Welcome{Watch: w.id, Layout: layout.Version, Tier: uint32(w.tier), RingBytes: uint32(w.feed.RingBytes())}
+	fds := []int{w.feed.StatusFD(), w.feed.EpochFD(), w.feed.InterestFD(), w.feed.RingFD()}
+	return ss.send(m, fds[:wire.Descriptors(m)]...)
 }
 
 // machine lets the client make a virtual machine; -1: it cannot.
@@ -347,10 +356,8 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 
 // close ends a watch, and only then gives its place back.
 func (ss *session) close(w *watch) error {
-	r := &ss.s.clients
-	r.remove(w)
 	err := w.feed.Close()
-	r.unreserve(w.pid, w.uid)
+	ss.s.clients.remove(w)
 	return err
 }
 
@@ -408,8 +415,8 @@ func (ss *session) status() error {
 	}
 	end := &wire.End{StartedNanos: ss.s.started}
 	for _, w := range ss.s.clients.visible(ss.id.uid, ss.id.seesAll()) {
-		e, ok := w.entry()
-		if !ok {
+		e := w.entry()
+		if e == nil {
 			continue
 		}
 		if err := ss.send(e); err != nil {
@@ -418,19 +425,9 @@ func (ss *session) status() error {
 		end.Entries++
 	}
 	end.NowNanos = monotonic()
-	seen := make(map[*tracer.Tracer]bool)
-	for _, t := range ss.s.tiers {
-		if seen[t.tracer] {
-			continue
-		}
-		seen[t.tracer] = true
-		misses, err := t.tracer.Misses()
-		if err != nil {
-			return err
-		}
-		for _, m := range misses {
-			end.Misses += m.Skipped
-		}
+	var err error
+	if end.Misses, err = misses(ss.s.tiers); err != nil {
+		return err
 	}
 	return ss.send(end)
 }

@@ -26,6 +26,10 @@ type candidate struct {
 // last. A client tries one after the other until it sees its own change. why
 // has a sentence for each that is not among them.
 func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
+	safe, err := tracer.RingsSafe()
+	if err != nil {
+		return nil, nil, err
+	}
 	var errs []error
 	missing := func(tier tracer.Tier, reason string) {
 		why = append(why, fmt.Sprintf("%v: %s", tier, reason))
@@ -35,7 +39,10 @@ func loadTiers(c *Config) (tiers []candidate, why []string, err error) {
 		if !wanted(tier) {
 			return nil
 		}
-		t, err := tracer.Open(tracer.Options{Tier: tier})
+		t, err := tracer.Open(tracer.Options{
+			Tier: tier, MaxWatches: c.MaxClients,
+			Ready: min(ready, c.MaxClients), ReadyFeed: tracer.FeedOptions{RingBytes: defaultRingBytes, NoRing: !safe},
+		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("tier %v: %w", tier, err))
 			missing(tier, err.Error())
@@ -114,6 +121,25 @@ func closeTiers(tiers []candidate) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// misses is how often the kernel skipped a program.
+func misses(tiers []candidate) (sum uint64, err error) {
+	seen := make(map[*tracer.Tracer]bool)
+	for _, t := range tiers {
+		if seen[t.tracer] {
+			continue
+		}
+		seen[t.tracer] = true
+		hooks, err := t.tracer.Misses()
+		if err != nil {
+			return 0, err
+		}
+		for _, m := range hooks {
+			sum += m.Skipped
+		}
+	}
+	return sum, nil
 }
 
 // openKVM opens /dev/kvm for a client, which need not have the right to.
