@@ -56,13 +56,13 @@ int hook_sys_exit_classic(struct exit_record *r)
 SEC("raw_tp/io_uring_submit_req")
 int hook_uring_submit_copy(u64 *ctx)
 {
-	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_SUBMIT_COPY);
+	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_SUBMIT_COPY, SAW_COPY);
 }
 
 SEC("raw_tp/io_uring_queue_async_work")
 int hook_uring_queue_copy(u64 *ctx)
 {
-	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_QUEUE_COPY);
+	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_QUEUE_COPY, SAW_COPY);
 }
 
 SEC("raw_tp/io_uring_complete")
@@ -81,13 +81,13 @@ struct uring_record {
 SEC("tracepoint/io_uring/io_uring_submit_req")
 int hook_uring_submit_classic(struct uring_record *r)
 {
-	return uring_begin(r->req, UMMU_HOOK_URING_SUBMIT_CLASSIC);
+	return uring_begin(r->req, UMMU_HOOK_URING_SUBMIT_CLASSIC, SAW_CLASSIC);
 }
 
 SEC("tracepoint/io_uring/io_uring_queue_async_work")
 int hook_uring_queue_classic(struct uring_record *r)
 {
-	return uring_begin(r->req, UMMU_HOOK_URING_QUEUE_CLASSIC);
+	return uring_begin(r->req, UMMU_HOOK_URING_QUEUE_CLASSIC, SAW_CLASSIC);
 }
 
 SEC("tracepoint/io_uring/io_uring_complete")
@@ -110,28 +110,37 @@ static __always_inline bool is_followed(u32 tgid)
 	return false;
 }
 
-/* A new process of a followed one has its watches, unless the first was skipped. */
+/* A new process of a followed one has its watches once a fork was seen. */
+static __always_inline bool has_inherited(struct task_struct *parent, struct task_struct *child)
+{
+	u32 from = BPF_CORE_READ(parent, tgid), to = BPF_CORE_READ(child, tgid);
+
+	return from != to && is_followed(from) && bpf_map_lookup_elem(&procs, &to);
+}
+
+/* So has the new address space of a followed process. */
+static __always_inline bool has_kept(struct task_struct *task)
+{
+	return is_followed(BPF_CORE_READ(task, tgid)) && space_of((u64)BPF_CORE_READ(task, mm));
+}
+
 SEC("raw_tp/sched_process_fork")
 int hook_fork_copy(u64 *ctx)
 {
 	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
-	u32 from = BPF_CORE_READ(parent, tgid), to = BPF_CORE_READ(child, tgid);
+	u32 from = BPF_CORE_READ(parent, tgid);
 
-	if (from == to || !is_followed(from) || bpf_map_lookup_elem(&procs, &to))
+	if (from == (u32)BPF_CORE_READ(child, tgid) || !is_followed(from) || has_inherited(parent, child))
 		return 0;
 	return on_fork(parent, child);
 }
 
-/* So has the new address space of a followed process. */
 SEC("raw_tp/sched_process_exec")
 int hook_exec_copy(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
-	u64 mm = (u64)BPF_CORE_READ(task, mm);
 
-	if ((u32)BPF_CORE_READ(task, tgid) == owner)
-		owner_ends();
-	if (!is_followed(BPF_CORE_READ(task, tgid)) || space_of(mm))
+	if (!is_followed(BPF_CORE_READ(task, tgid)) || has_kept(task))
 		return 0;
 	return on_exec(task, (u32)ctx[1]);
 }
@@ -145,21 +154,26 @@ int hook_exit_copy(u64 *ctx)
 	u32 tgid = BPF_CORE_READ(task, tgid), tid = BPF_CORE_READ(task, pid);
 	u64 key = range_key(tid, 0);
 
-	if (tgid == owner && !BPF_CORE_READ(task, signal, live.counter))
-		owner_ends();
 	if (!bpf_map_lookup_elem(&tasks, &tid) && !bpf_map_lookup_elem(&requests, &key) &&
 	    (BPF_CORE_READ(task, signal, live.counter) || !bpf_map_lookup_elem(&procs, &tgid)))
 		return 0;
+	set_aside(tid, ctx[0], ctx[0]);
 	return on_exit(task);
 }
 
 /* A dead address space has no entry. */
+static __always_inline int death_copy(u64 mm, u8 hook)
+{
+	if (!space_of(mm))
+		return 0;
+	set_aside((u32)bpf_get_current_pid_tgid(), mm, mm);
+	return on_space_death(mm, hook);
+}
+
 SEC("raw_tp/exit_mmap")
 int hook_space_death_copy(u64 *ctx)
 {
-	if (ctx[0] == owner_mm)
-		owner_ends();
-	return space_of(ctx[0]) ? on_space_death(ctx[0], UMMU_HOOK_EXIT_MMAP_COPY) : 0;
+	return death_copy(ctx[0], UMMU_HOOK_EXIT_MMAP_COPY);
 }
 
 struct exit_mmap_record {
@@ -170,11 +184,7 @@ struct exit_mmap_record {
 SEC("tracepoint/mmap/exit_mmap")
 int hook_space_death_classic(struct exit_mmap_record *r)
 {
-	u64 mm = r->mm;
-
-	if (mm == owner_mm)
-		owner_ends();
-	return space_of(mm) ? on_space_death(mm, UMMU_HOOK_EXIT_MMAP_CLASSIC) : 0;
+	return death_copy(r->mm, UMMU_HOOK_EXIT_MMAP_CLASSIC);
 }
 
 SEC("raw_tp/kvm_unmap_hva_range")

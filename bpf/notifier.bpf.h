@@ -164,15 +164,6 @@ static __always_inline u8 kind_of(const struct cause *why)
 	return UMMU_ZAP;
 }
 
-/*
- * The hooks of one function run one after the other. If they are further apart
- * than this they are taken for two events, of which each lost its partners: one
- * record too many at a begin, where that is cheap; at an end, a loss, so there
- * it is longer than tasks are usually preempted for.
- */
-#define PARTNER_START_NS 200000ULL
-#define PARTNER_END_NS 100000000ULL
-
 static __always_inline bool same_place(const struct inflight *f, const struct cause *why)
 {
 	return f->nr == (u32)why->nr && f->a[0] == why->a[0] && f->a[1] == why->a[1];
@@ -386,20 +377,6 @@ static __always_inline bool is_partner(const struct inflight *f, u8 seen_by, u8 
 	return f->depth == at && seen_by && !(seen_by & saw) && bpf_ktime_get_ns() - f->seen_ns < window;
 }
 
-/* Remembers an event that makes no entry, for hook_kvm_witness. */
-static __always_inline void set_aside(u32 tid, u64 start, u64 end)
-{
-	u32 zero = 0;
-	struct unwatched *u = bpf_map_lookup_elem(&last_unwatched, &zero);
-
-	if (u) {
-		u->start = start;
-		u->end = end;
-		u->tid = tid;
-		u->ns = bpf_ktime_get_ns();
-	}
-}
-
 /* Begins a change of the current task, at its level of nesting. */
 static __always_inline int begin_range(struct cause *why, u32 tid, u64 mm, u64 start, u64 end,
 				       u32 event, u8 hook, u8 saw, u64 at)
@@ -604,10 +581,9 @@ int hook_end_fentry2(u64 *ctx)
 static __always_inline int witness(u64 start, u64 end, u8 hook)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
-	u32 tid = (u32)bpf_get_current_pid_tgid(), zero = 0;
+	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u64 mm, now = bpf_ktime_get_ns();
 	struct cause why = {};
-	struct unwatched *u;
 	struct ummu_epoch *e;
 
 	if (!ON(GUARD_HOOK_THERE) || is_skipped())
@@ -621,8 +597,7 @@ static __always_inline int witness(u64 start, u64 end, u8 hook)
 		if (f->c.start == start && f->c.end == end && now - f->seen_ns < PARTNER_END_NS)
 			return 0;
 	}
-	u = bpf_map_lookup_elem(&last_unwatched, &zero);
-	if (u && u->tid == tid && u->start == start && u->end == end && now - u->ns < PARTNER_END_NS)
+	if (was_set_aside(tid, start, end))
 		return 0;
 	cause_of(&why, task);
 	mm = (u64)BPF_CORE_READ(task, mm);

@@ -117,7 +117,7 @@ int hook_exit_mprotect(struct exit_record *r)
 SEC("raw_tp/io_uring_submit_req")
 int hook_uring_submit(u64 *ctx)
 {
-	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_SUBMIT);
+	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_SUBMIT, SAW_MAIN);
 }
 
 /* io_uring:io_uring_queue_async_work. Each madvise passes here on its way to
@@ -125,7 +125,7 @@ int hook_uring_submit(u64 *ctx)
 SEC("raw_tp/io_uring_queue_async_work")
 int hook_uring_queue(u64 *ctx)
 {
-	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_QUEUE);
+	return uring_begin((void *)ctx[0], UMMU_HOOK_URING_QUEUE, SAW_MAIN);
 }
 
 /* io_uring:io_uring_complete(ctx, req, ...), 5.17 and later: when the result
@@ -139,32 +139,45 @@ int hook_uring_complete(u64 *ctx)
 	return uring_complete((void *)ctx[1], UMMU_HOOK_URING_COMPLETE);
 }
 
+/* Lifecycle. With copies (copies.bpf.h) the one that runs first, in whatever
+ * order the kernel has them, does it. */
+
 /* sched:sched_process_fork(parent, child) */
 SEC("raw_tp/sched_process_fork")
 int hook_fork(u64 *ctx)
 {
-	return on_fork((struct task_struct *)ctx[0], (struct task_struct *)ctx[1]);
+	struct task_struct *parent = (void *)ctx[0], *child = (void *)ctx[1];
+
+	return copies && has_inherited(parent, child) ? 0 : on_fork(parent, child);
 }
 
 /* sched:sched_process_exec(task, old pid, bprm) */
 SEC("raw_tp/sched_process_exec")
 int hook_exec(u64 *ctx)
 {
-	return on_exec((struct task_struct *)ctx[0], (u32)ctx[1]);
+	struct task_struct *task = (void *)ctx[0];
+
+	return copies && has_kept(task) ? 0 : on_exec(task, (u32)ctx[1]);
 }
 
 /* sched:sched_process_exit(task) */
 SEC("raw_tp/sched_process_exit")
 int hook_exit(u64 *ctx)
 {
-	return on_exit((struct task_struct *)ctx[0]);
+	struct task_struct *task = (void *)ctx[0];
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+
+	return copies && was_set_aside(tid, ctx[0], ctx[0]) ? 0 : on_exit(task);
 }
 
 /* mmap:exit_mmap(mm), 6.1 and later */
 SEC("raw_tp/exit_mmap")
 int hook_space_death(u64 *ctx)
 {
-	return on_space_death(ctx[0], UMMU_HOOK_EXIT_MMAP);
+	u64 mm = ctx[0];
+	u32 tid = (u32)bpf_get_current_pid_tgid();
+
+	return copies && was_set_aside(tid, mm, mm) && !space_of(mm) ? 0 : on_space_death(mm, UMMU_HOOK_EXIT_MMAP);
 }
 
 /* ---- control: run by the owner through BPF_PROG_TEST_RUN ---- */

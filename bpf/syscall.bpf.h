@@ -507,7 +507,13 @@ static __always_inline bool read_madvise(void *req, u64 *addr, u64 *len, u32 *ad
  * a chain of requests completes, possibly long after the submission. All come
  * before it runs.
  */
-static __always_inline int uring_begin(void *req, u8 hook)
+static __always_inline bool is_submit(u8 hook)
+{
+	return hook == UMMU_HOOK_URING_SUBMIT || hook == UMMU_HOOK_URING_SUBMIT_COPY ||
+	       hook == UMMU_HOOK_URING_SUBMIT_CLASSIC;
+}
+
+static __always_inline int uring_begin(void *req, u8 hook, u8 saw)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u64 mm = (u64)BPF_CORE_READ(task, mm), key = (u64)req, addr, len;
@@ -528,10 +534,16 @@ static __always_inline int uring_begin(void *req, u8 hook)
 		return 0;
 	f = bpf_map_lookup_elem(&requests, &key);
 	if (f && f->active) {
-		if (hook != UMMU_HOOK_URING_SUBMIT && f->mm == mm && f->a[0] == addr && f->a[1] == len)
-			/* seen at its submission, though not by a watch that
-			 * was opened while it waited in a chain of requests */
+		/* seen at its submission, though not by a watch that was opened
+		 * while it waited in a chain of requests; or by a partner */
+		bool again = !is_submit(hook) ||
+			     (copies && !(f->entered & saw) && bpf_ktime_get_ns() - f->seen_ns < PARTNER_END_NS);
+
+		if (again && f->mm == mm && f->a[0] == addr && f->a[1] == len) {
+			if (is_submit(hook))
+				f->entered |= saw;
 			return deliver(key, DO_BEGIN | DO_POST | DO_REST | OF_REQUEST);
+		}
 		count(COUNT_STALE);	/* the kernel reuses requests */
 		deliver(key, DO_END | OF_REQUEST);
 	}
@@ -541,11 +553,15 @@ static __always_inline int uring_begin(void *req, u8 hook)
 	f->a[0] = addr;
 	f->a[1] = len;
 	f->c = c;
+	if (copies) {
+		f->entered = saw;
+		f->seen_ns = bpf_ktime_get_ns();
+	}
 	deliver(key, DO_BEGIN | DO_POST | OF_REQUEST);
 	return 0;
 }
 
-static __always_inline struct inflight *uring_unpaired(void *req, u64 key)
+static __always_inline struct inflight *uring_unpaired(void *req, u64 key, u8 hook)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u64 mm = (u64)BPF_CORE_READ(task, mm), addr, len;
@@ -557,7 +573,7 @@ static __always_inline struct inflight *uring_unpaired(void *req, u64 key)
 		return NULL;
 	c.abi = UMMU_ABI_IO_URING;
 	c.nr = IORING_OP_MADVISE;
-	c.hook = UMMU_HOOK_URING_COMPLETE;
+	c.hook = hook;
 	c.phase = UMMU_END;
 	c.mm = mm;
 	c.flags = UMMU_F_ASYNC;
@@ -576,12 +592,12 @@ static __always_inline int uring_end(void *req, s64 res, u8 hook)
 	u64 key = (u64)req;
 	struct inflight *f = bpf_map_lookup_elem(&requests, &key);
 
-	if (!f && hook != UMMU_HOOK_URING_COMPLETE)
-		return 0;	/* a copy: the first hook has ended it */
+	if (!f && copies && was_set_aside(0, key, key))
+		return 0;	/* a partner has ended it */
 	if (!f) {
 		/* in a worker's hands since before the watch: the result is the
 		 * first thing anybody can observe, so now is early enough */
-		f = uring_unpaired(req, key);
+		f = uring_unpaired(req, key, hook);
 		if (!f)
 			return 0;
 		f->c.ret = res;
@@ -593,6 +609,8 @@ static __always_inline int uring_end(void *req, s64 res, u8 hook)
 		deliver(key, DO_POST | DO_PAIR | DO_END | OF_REQUEST);
 	}
 	bpf_map_delete_elem(&requests, &key);
+	if (copies)
+		set_aside(0, key, key);
 	return 0;
 }
 
@@ -606,10 +624,10 @@ static __always_inline int uring_complete(struct io_kiocb *req, u8 hook)
 		return 0;
 	next = BPF_CORE_READ(req, link);
 	if (next) {
-		uring_begin(next, hook);
+		uring_begin(next, hook, 0);
 		next = BPF_CORE_READ(next, link);
 		if (next)
-			uring_begin(next, hook);
+			uring_begin(next, hook, 0);
 	}
 	return 0;
 }

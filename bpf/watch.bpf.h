@@ -776,6 +776,39 @@ static __always_inline struct inflight *request_entry(u64 key, u64 mm)
 	return f;
 }
 
+/*
+ * The hooks of one function run one after the other. If they are further apart
+ * than this they are taken for two events, of which each lost its partners: one
+ * record too many at a begin, where that is cheap; at an end, a loss, so there
+ * it is longer than tasks are usually preempted for.
+ */
+#define PARTNER_START_NS 200000ULL
+#define PARTNER_END_NS 100000000ULL
+
+/* Remembers an event that makes no entry, on this processor, for
+ * its other hooks. */
+static __always_inline void set_aside(u32 tid, u64 start, u64 end)
+{
+	u32 zero = 0;
+	struct unwatched *u = bpf_map_lookup_elem(&last_unwatched, &zero);
+
+	if (u) {
+		u->start = start;
+		u->end = end;
+		u->tid = tid;
+		u->ns = bpf_ktime_get_ns();
+	}
+}
+
+static __always_inline bool was_set_aside(u32 tid, u64 start, u64 end)
+{
+	u32 zero = 0;
+	struct unwatched *u = bpf_map_lookup_elem(&last_unwatched, &zero);
+
+	return u && u->tid == tid && u->start == start && u->end == end &&
+	       bpf_ktime_get_ns() - u->ns < PARTNER_END_NS;
+}
+
 /* Changes of one task that are in progress, by nesting: small numbers, where
  * other keys of requests are kernel addresses. */
 #define RANGE_LEVELS 4

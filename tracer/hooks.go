@@ -223,6 +223,9 @@ func adapted(o Options, types kernelTypes) ([]hook, error) {
 	if o.copies() {
 		hooks = append(hooks, copiesOf(o.Tier)...)
 	}
+	if o.backwards {
+		slices.Reverse(hooks)
+	}
 	if o.Tier != TierNotifierProbe {
 		return hooks, nil
 	}

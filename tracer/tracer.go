@@ -53,8 +53,8 @@ type Options struct {
 	poll bool // tests: as if programs could be skipped
 
 	// for tests: with copies as on a kernel that skips raw tracepoint programs,
-	// or without any, whatever the kernel
-	copied, alone bool
+	// or without any, whatever the kernel; attached in the other order
+	copied, alone, backwards bool
 }
 
 func (o Options) watches() int {

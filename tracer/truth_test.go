@@ -27,9 +27,9 @@ func TestTruthByCopies(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		gone []string
-	}{{"all", nil}, {"second", firsts}, {"classic", slices.Concat(firsts, seconds)}} {
+	}{{"all", nil}, {"backwards", nil}, {"second", firsts}, {"classic", slices.Concat(firsts, seconds)}} {
 		t.Run(c.name, func(t *testing.T) {
-			tr, err := Open(Options{copied: true})
+			tr, err := Open(Options{copied: true, backwards: c.name == "backwards"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -157,7 +157,11 @@ func test(ctx context.Context, bin, dir string, r row, off string, patience time
 	// stuck in a system call.
 	limited, cancel := context.WithTimeout(ctx, patience+10*time.Second)
 	defer cancel()
-	c := exec.CommandContext(limited, bin, "-test.v", "-test.timeout", patience.String(), "-test.run", strings.Join(pattern, "/"))
+	args := []string{"-test.v", "-test.timeout", patience.String(), "-test.run", strings.Join(pattern, "/")}
+	if r.guard == guard.WipeOnFork {
+		args = append(args, "-rounds=1000") // a fork costs milliseconds
+	}
+	c := exec.CommandContext(limited, bin, args...)
 	c.Dir = dir
 	c.Env = append(os.Environ(), "UMMU_GUARD_OFF="+off)
 	c.WaitDelay = time.Second
