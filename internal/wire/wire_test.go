@@ -6,7 +6,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -91,6 +93,53 @@ func TestBytes(t *testing.T) {
 		got := Append(nil, 1, c.m)
 		if d := cmp.Diff(strings.ReplaceAll(c.want, " ", ""), hex(got)); d != "" {
 			t.Errorf("%v: %s", TypeOf(c.m), d)
+		}
+	}
+}
+
+// The document's own examples.
+func TestBytesOfTheDocument(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/protocol.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for line := range strings.Lines(string(doc)) {
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		text := strings.ReplaceAll(rest, " ", "")
+		if !strings.HasPrefix(text, "756d6d75") {
+			continue
+		}
+		b := make([]byte, len(text)/2)
+		for i := range b {
+			v, err := strconv.ParseUint(text[2*i:2*i+2], 16, 8)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			b[i] = byte(v)
+		}
+		_, m, err := Decode(b)
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if got := TypeOf(m).String(); got != name {
+			t.Errorf("%s is %s", name, got)
+		}
+		if again := Append(nil, 1, m); !bytes.Equal(again, b) {
+			t.Errorf("%s: written again %x, in the document %x", name, again, b)
+		}
+		n++
+	}
+	if n < 5 {
+		t.Errorf("%d examples", n)
+	}
+	for _, m := range samples {
+		if row := fmt.Sprintf("| %d | %v |", TypeOf(m), TypeOf(m)); !strings.Contains(string(doc), row) {
+			t.Errorf("no row %q", row)
+		}
+		if size := fmt.Sprintf("%d bytes", m.size()); m.size() > 16 && !strings.Contains(string(doc), size) {
+			t.Errorf("%v: %s is not in the document", TypeOf(m), size)
 		}
 	}
 }
