@@ -119,7 +119,7 @@ guards:
 .PHONY: test-vm test-kernels
 test-vm:
 	@scripts/setup vm
-	$(GO) run ./test/vm $(VM_FLAGS)
+	$(GO) run ./test/vm -quick $(VM_FLAGS)
 test-kernels:
 	@scripts/setup vm
 	$(GO) run ./test/vm -kernels all $(VM_FLAGS)

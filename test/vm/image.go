@@ -87,16 +87,16 @@ func build(ctx context.Context, dir, repo string, suites []suite, rdma bool) (*p
 }
 
 // guestSuites are the suites as the guest runs them.
-func (p *payload) guestSuites(kernel, pattern string) []wire.Suite {
+func (m *machine) guestSuites() []wire.Suite {
 	var list []wire.Suite
-	for _, s := range p.suites {
-		if !s.runsOn(kernel) {
+	for _, s := range m.payload.suites {
+		if !m.has(&s) || !s.runsOn(m.kernel.name) {
 			continue
 		}
 		list = append(list, wire.Suite{
 			Name:    s.name,
 			Dir:     path.Join("/src", s.pkg),
-			Argv:    s.argv(pattern),
+			Argv:    s.argv(m.pattern),
 			Env:     []string{"UMMU_TEST_PROGRAMS=/programs", "UMMU_TEST_MACHINE=full"},
 			Data:    s.data,
 			Timeout: s.timeout,
@@ -245,7 +245,7 @@ func (p *payload) userland(ctx context.Context, a *archive) error {
 				}
 			}
 		}
-		a.tree("/etc/libibverbs.d", "/etc/libibverbs.d")
+		a.file("/etc/libibverbs.d/rxe.driver", "/etc/libibverbs.d/rxe.driver")
 		libgcc, err := filepath.Glob("/lib/*/libgcc_s.so.1") // for pthread_cancel
 		if err != nil {
 			return err

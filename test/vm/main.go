@@ -38,7 +38,7 @@ type options struct {
 	timeout                  time.Duration
 	cache, out               string
 	rdma                     bool
-	record, page             bool
+	record, page, quick      bool
 	soakOps                  int
 	soakFor                  time.Duration
 }
@@ -62,6 +62,7 @@ func main() {
 	flag.StringVar(&o.cache, "cache", os.Getenv("UMMU_VM_CACHE"), "where kernels are kept ($UMMU_VM_CACHE; default ummu/vm in the user's cache)")
 	flag.StringVar(&o.out, "o", "out", "directory of vm.json and of the logs, vm/KERNEL-MODEL/")
 	flag.BoolVar(&o.rdma, "rdma", false, "with a soft-RoCE device, rxe0")
+	flag.BoolVar(&o.quick, "quick", false, "with preempt=full leave out the suites to which preemption makes no difference")
 	flag.BoolVar(&o.record, "record", false, "put the results into "+resultsDir+" and make "+pageFile+"; needs a tree without changes")
 	flag.BoolVar(&o.page, "page", false, "make "+pageFile+" of "+resultsDir+", and nothing else")
 	flag.IntVar(&o.soakOps, "soak-ops", 10_000, "operations of a soak suite")
@@ -136,6 +137,7 @@ func run(ctx context.Context, o *options) (bool, error) {
 		if s.rdma && !o.rdma {
 			return false, fmt.Errorf("suite %s needs -rdma", s.name)
 		}
+		s.calm = s.calm && o.quick
 		s.timeout = max(8*time.Minute, o.timeout/3)
 		if strings.HasPrefix(s.command, "soak ") {
 			s.command += fmt.Sprintf(" -ops %d -for %v", o.soakOps, o.soakFor)
@@ -240,7 +242,7 @@ func bootAll(ctx context.Context, o *options, machines []*machine) []outcome {
 			r, err := m.boot(ctx)
 			outcomes[i] = outcome{m, r, err, time.Since(start).Seconds()}
 			for _, s := range m.payload.suites {
-				if !s.runsOn(m.kernel.name) {
+				if m.has(&s) && !s.runsOn(m.kernel.name) {
 					r.results = append(r.results, result{Suite: s.name, Test: s.name, Result: "unavailable", Output: s.why})
 				}
 			}

@@ -53,7 +53,7 @@ func (m *machine) boot(ctx context.Context) (*report, error) {
 	if err := os.MkdirAll(m.out, 0o755); err != nil {
 		return r, err
 	}
-	plan := wire.Plan{Disk: true, RDMA: m.payload.rdma, Suites: m.payload.guestSuites(m.kernel.name, m.pattern)}
+	plan := wire.Plan{Disk: true, RDMA: m.payload.rdma, Suites: m.guestSuites()}
 	cmdline := "console=ttyS0 quiet panic=-1 oops=panic mitigations=off nokaslr"
 	if m.model != "default" {
 		plan.Preempt = m.model

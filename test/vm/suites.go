@@ -16,6 +16,7 @@ type suite struct {
 	command string         // no tests, but a program of test/extras with these arguments
 	data    bool           // of a command: writes JSON to its standard output
 	asked   bool           // not run unless it is asked for
+	calm    bool           // -quick runs it with one preemption model only
 	rdma    bool           // built with cgo; run only with -rdma
 	exit    map[string]int // of a command, by kernel: the exit status that is right, if not 0
 	args    []string
@@ -42,16 +43,16 @@ const notOnHosts = "^TestFaultsAreNoticed$/^notifier$|^TestGuards$/^compat-abi$|
 // In this order: what everything else stands on comes first.
 var suites = []suite{
 	{name: "check", command: "ummufeed check", exit: map[string]int{"5.10": 3}}, // unsupported: see noExitMmap
-	{name: "uring", pkg: "./regcache/uring"},
-	{name: "truth", pkg: "./internal/truth", skip: "/^(jemalloc|tcmalloc|mimalloc|direct)$", // who makes the calls is not the kernel's
+	{name: "uring", calm: true, pkg: "./regcache/uring"},
+	{name: "truth", calm: true, pkg: "./internal/truth", skip: "/^(jemalloc|tcmalloc|mimalloc|direct)$", // who makes the calls is not the kernel's
 		since: "6.1", why: noSingleSlot},
-	{name: "feed", pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"}, // they compile C
+	{name: "feed", calm: true, pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"}, // they compile C
 	{name: "local", pkg: "./feed/local", since: "6.1", why: noExitMmap},
-	{name: "inject", pkg: "./internal/inject", since: "6.1", why: noTracepoint},
+	{name: "inject", calm: true, pkg: "./internal/inject", since: "6.1", why: noTracepoint},
 	{name: "tracer", pkg: "./tracer", skip: "/^direct$", since: "6.1", why: noExitMmap},
-	{name: "ummufeed", pkg: "./cmd/ummufeed", only: "^Test(Notifier|Tier|SelfTestUsage)", // the other tests are about the command, not the kernel
+	{name: "ummufeed", calm: true, pkg: "./cmd/ummufeed", only: "^Test(Notifier|Tier|SelfTestUsage)", // the other tests are about the command, not the kernel
 		since: "6.1", why: noExitMmap},
-	{name: "selftest", pkg: "./internal/selftest", only: notOnHosts, since: "6.1", why: noExitMmap},
+	{name: "selftest", calm: true, pkg: "./internal/selftest", only: notOnHosts, since: "6.1", why: noExitMmap},
 	{name: "selftest-syscall", tier: "syscall", command: "ummufeed check --self-test --tier syscall -o json", data: true,
 		since: "6.1", why: noExitMmap},
 	{name: "selftest-tracepoint", tier: "notifier/tracepoint", command: "ummufeed check --self-test --tier notifier/tracepoint -o json", data: true,
@@ -68,12 +69,17 @@ var suites = []suite{
 		args: []string{"-tier=notifier/probe", "-keep", "-rounds=100", "-changes=2000", "-load-changes=4000"}},
 	{name: "rdma", tier: "syscall", pkg: "./test/verbs", rdma: true, since: "6.1", why: noExitMmap},
 	{name: "rdma-probe", tier: "notifier/probe", pkg: "./test/verbs", args: []string{"-tier=notifier/probe"}, rdma: true},
+	{name: "rdma-long", tier: "syscall", pkg: "./test/verbs", args: []string{"-rounds=100000"}, only: "^TestRandomChanges$",
+		asked: true, rdma: true, since: "6.1", why: noExitMmap},
 	{name: "remapring", tier: "syscall", pkg: "./examples/remapring", rdma: true, since: "6.1", why: noExitMmap},
 	{name: "guards", pkg: "./internal/guard/cmd/guards", only: "^TestKVMRows$", asked: true, since: "6.1", why: noTracepoint},
 	{name: "soak-syscall", tier: "syscall", command: "soak -out - -tier syscall", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-tracepoint", tier: "notifier/tracepoint", command: "soak -out - -tier notifier/tracepoint", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-probe", tier: "notifier/probe", command: "soak -out - -tier notifier/probe", data: true, asked: true, since: "6.1", why: noSingleSlot},
 }
+
+// has reports whether the machine is to run the suite, where it can.
+func (m *machine) has(s *suite) bool { return !s.calm || m.model == m.kernel.models[0] }
 
 func (s *suite) runsOn(kernel string) bool {
 	return s.since == "" || kernel == s.since || newer(kernel, s.since)

@@ -256,6 +256,23 @@ func TestSuites(t *testing.T) {
 	}
 }
 
+// With -quick every suite still runs on each kernel: on the first model.
+func TestQuick(t *testing.T) {
+	for _, k := range kernels {
+		for i, model := range k.models {
+			m := &machine{kernel: k, model: model}
+			for _, s := range suites {
+				if got, want := m.has(&s), i == 0 || !s.calm; got != want {
+					t.Errorf("%s: %s: %v, want %v", m.name(), s.name, got, want)
+				}
+				if s.tier != "" && s.calm {
+					t.Errorf("%s: preemption makes a difference to what a tier sees", s.name)
+				}
+			}
+		}
+	}
+}
+
 // What a suite wrote as data is kept, and the page is that of what is kept.
 func TestKeep(t *testing.T) {
 	m := &machine{kernel: kernels[1], release: "6.1.0-57-amd64", model: "full", payload: &payload{suites: suites}}
