@@ -159,7 +159,7 @@ func test(ctx context.Context, bin, dir string, r row, off string, patience time
 	defer cancel()
 	args := []string{"-test.v", "-test.timeout", patience.String(), "-test.run", strings.Join(pattern, "/")}
 	if r.guard == guard.WipeOnFork {
-		args = append(args, "-rounds=1000") // a fork costs milliseconds
+		args = append(args, "-rounds=200") // a fork costs milliseconds
 	}
 	c := exec.CommandContext(limited, bin, args...)
 	c.Dir = dir
