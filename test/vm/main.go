@@ -190,7 +190,7 @@ func run(ctx context.Context, o *options) (bool, error) {
 		return ok, err
 	}
 	if o.record {
-		return ok, record(repo, rev, outcomes)
+		return ok, record(repo, rev, outcomes, ctx.Err() != nil)
 	}
 	return ok, nil
 }

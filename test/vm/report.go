@@ -38,6 +38,8 @@ type report struct {
 	done    bool
 	results []result
 
+	cut string // suite that the machine did not live to end
+
 	suite   string   // running
 	log     *os.File // of the suite
 	rest    string   // an unfinished line of its output
@@ -86,6 +88,7 @@ func (r *report) event(e *wire.Event) {
 // close ends a suite that the machine did not.
 func (r *report) close() {
 	if r.suite != "" {
+		r.cut = r.suite
 		r.end(&wire.Event{Suite: r.suite, Exit: -1, Text: "the machine ended during it"})
 	}
 }

@@ -104,8 +104,10 @@ func (k *keptSuite) parse(data string) error {
 	return nil
 }
 
-// keep adds what became of the suites of an outcome that ran as a whole.
-func (k *kept) keep(o *outcome, commit string, now time.Time) error {
+// keep adds what became of the suites of an outcome that ran as a whole. A
+// suite in which a machine crashed or ran out of time has failed; the one in
+// which somebody interrupted it has not run.
+func (k *kept) keep(o *outcome, commit string, now time.Time, interrupted bool) error {
 	k.Kernel, k.Asked = o.kernel.name, o.model
 	if o.preempt != "" {
 		k.Preempt = o.preempt
@@ -134,7 +136,7 @@ func (k *kept) keep(o *outcome, commit string, now time.Time) error {
 				n.Figures[r.Test] = r.Figures
 			}
 		}
-		if !ran {
+		if !ran || interrupted && s.name == o.cut {
 			continue
 		}
 		if data := o.data[s.name]; data != "" {
@@ -153,7 +155,7 @@ func (k *kept) keep(o *outcome, commit string, now time.Time) error {
 
 // record adds the outcomes to the results in the repository, and makes the
 // page again.
-func record(repo, commit string, outcomes []outcome) error {
+func record(repo, commit string, outcomes []outcome, interrupted bool) error {
 	now := time.Now().UTC().Truncate(time.Second)
 	dir := filepath.Join(repo, resultsDir)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -170,7 +172,7 @@ func record(repo, commit string, outcomes []outcome) error {
 			err = nil
 		}
 		if err == nil {
-			err = k.keep(o, commit, now)
+			err = k.keep(o, commit, now, interrupted)
 		}
 		if err == nil {
 			b, err = json.MarshalIndent(&k, "", "\t")

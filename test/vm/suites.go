@@ -47,7 +47,7 @@ var suites = []suite{
 	{name: "truth", calm: true, pkg: "./internal/truth", skip: "/^(jemalloc|tcmalloc|mimalloc|direct)$", // who makes the calls is not the kernel's
 		since: "6.1", why: noSingleSlot},
 	{name: "feed", calm: true, pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"}, // they compile C
-	{name: "local", pkg: "./feed/local", since: "6.1", why: noExitMmap},
+	{name: "local", calm: true, pkg: "./feed/local", since: "6.1", why: noExitMmap},
 	{name: "inject", calm: true, pkg: "./internal/inject", since: "6.1", why: noTracepoint},
 	{name: "tracer", pkg: "./tracer", skip: "/^direct$", since: "6.1", why: noExitMmap},
 	{name: "ummufeed", calm: true, pkg: "./cmd/ummufeed", only: "^Test(Notifier|Tier|SelfTestUsage)", // the other tests are about the command, not the kernel

@@ -288,9 +288,12 @@ func TestKeep(t *testing.T) {
 		o.event(&e)
 		o.event(&wire.Event{Type: wire.End, Suite: e.Suite, Seconds: 3})
 	}
+	o.event(&wire.Event{Type: wire.Start, Suite: "probe"})
+	o.event(&wire.Event{Type: wire.Output, Suite: "probe", Text: "\x16=== RUN   TestA\n"})
+	o.close()
 	then := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	k := kept{Suites: []keptSuite{{Suite: "gone"}, {Suite: "tracer", Passed: 99}, {Suite: "feed", Passed: 8}}}
-	if err := k.keep(o, "abc", then); err != nil {
+	if err := k.keep(o, "abc", then, true); err != nil {
 		t.Fatal(err)
 	}
 	n := keptSuite{Release: m.release, Commit: "abc", Time: then, Seconds: 3, Passed: 1}
@@ -303,7 +306,10 @@ func TestKeep(t *testing.T) {
 	if d := cmp.Diff(want, k); d != "" {
 		t.Error(d)
 	}
-	text := page([]kept{k})
+	if err := k.keep(o, "abc", then, false); err != nil || len(k.suite("probe").Failed) != 1 {
+		t.Errorf("a crash is not kept: %v, %+v", err, k.Suites)
+	}
+	text := page([]kept{want})
 	for _, says := range []string{
 		"| tracer | all | 1, **1 failed** |", "- **6.1 full, tracer: TestB failed**", "| syscall | fit, 3 |", "- exact: a\n",
 		"| 6.1 full | notifier/probe | 5 | 0 |", "| 6.1 | full | 6.1.0-57-amd64 | full | abc | 2026-01-02 03:04 | tracer selftest-syscall soak-probe |",
