@@ -42,7 +42,8 @@ func init() {
 			fmt.Fprintln(os.Stderr, "personality:", e)
 			os.Exit(1)
 		}
-		fmt.Fprintln(os.Stderr, unix.Exec("/proc/self/exe", os.Args, append(os.Environ(), twinRole+"=play")))
+		os.Setenv(twinRole, "play")
+		fmt.Fprintln(os.Stderr, unix.Exec("/proc/self/exe", os.Args, os.Environ()))
 		os.Exit(1)
 	case "play":
 		if err := playTwin(); err != nil {
