@@ -140,6 +140,7 @@ int hook_exec_copy(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
 
+	owner_exec(task);
 	if (!is_followed(BPF_CORE_READ(task, tgid)) || has_kept(task))
 		return 0;
 	return on_exec(task, (u32)ctx[1]);
@@ -154,6 +155,7 @@ int hook_exit_copy(u64 *ctx)
 	u32 tgid = BPF_CORE_READ(task, tgid), tid = BPF_CORE_READ(task, pid);
 	u64 key = range_key(tid, 0);
 
+	owner_exit(task);
 	if (!bpf_map_lookup_elem(&tasks, &tid) && !bpf_map_lookup_elem(&requests, &key) &&
 	    (BPF_CORE_READ(task, signal, live.counter) || !bpf_map_lookup_elem(&procs, &tgid)))
 		return 0;
@@ -164,6 +166,7 @@ int hook_exit_copy(u64 *ctx)
 /* A dead address space has no entry. */
 static __always_inline int death_copy(u64 mm, u8 hook)
 {
+	owner_death(mm);
 	if (!space_of(mm))
 		return 0;
 	set_aside((u32)bpf_get_current_pid_tgid(), mm, mm);

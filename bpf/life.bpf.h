@@ -34,6 +34,26 @@ static __always_inline void owner_ends(void)
 		ADD(&e->word, UMMU_GEN_DEATH);
 }
 
+/* Each program of the three events asks first, before it finds that another
+ * one has done the rest. */
+static __always_inline void owner_exec(struct task_struct *task)
+{
+	if ((u32)BPF_CORE_READ(task, tgid) == owner)
+		owner_ends();
+}
+
+static __always_inline void owner_exit(struct task_struct *task)
+{
+	if ((u32)BPF_CORE_READ(task, tgid) == owner && !BPF_CORE_READ(task, signal, live.counter))
+		owner_ends();
+}
+
+static __always_inline void owner_death(u64 mm)
+{
+	if (mm == owner_mm)
+		owner_ends();
+}
+
 /* Lifecycle events borrow an entry for a moment; key is an address that only
  * this event can have now: of the task or of the address space. */
 static __always_inline struct inflight *life_event(u64 key, u8 kind, u8 hook, u64 mm)
@@ -164,8 +184,6 @@ static __always_inline int on_exec(struct task_struct *task, u32 old_tid)
 	u64 key = (u64)task;
 	struct inflight *f;
 
-	if (tgid == owner)
-		owner_ends();
 	f = bpf_map_lookup_elem(&tasks, &old_tid);
 	if (f)
 		leave_change(f, old_tid);
@@ -196,8 +214,6 @@ static __always_inline int on_exit(struct task_struct *task)
 	u64 key = (u64)task, mm = (u64)BPF_CORE_READ(task, mm);
 	bool late;
 
-	if (last && tgid == owner)
-		owner_ends();
 	if (f) {
 		leave_change(f, tid);
 		bpf_map_delete_elem(&tasks, &tid);
@@ -226,8 +242,6 @@ static __always_inline int on_space_death(u64 mm, u8 hook)
 {
 	struct inflight *f;
 
-	if (mm == owner_mm)
-		owner_ends();
 	if (!watched(mm))
 		return 0;
 	f = life_event(mm, UMMU_EXIT, hook, mm);

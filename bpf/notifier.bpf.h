@@ -635,6 +635,7 @@ int hook_space_death_fentry(u64 *ctx)
 
 	/* before 5.12 a typed pointer must not be given to a global function */
 	bpf_probe_read_kernel(&mm, sizeof(mm), &pointer);
+	owner_death(mm);
 	return on_space_death(mm, UMMU_HOOK_EXIT_MMAP_FENTRY);
 }
 
@@ -662,6 +663,7 @@ int hook_end_kprobe(struct probe_regs *regs)
 SEC("kprobe/exit_mmap")
 int hook_space_death_kprobe(struct probe_regs *regs)
 {
+	owner_death((u64)FIRST_ARG(regs));
 	return on_space_death((u64)FIRST_ARG(regs), UMMU_HOOK_EXIT_MMAP_KPROBE);
 }
 

@@ -157,6 +157,7 @@ int hook_exec(u64 *ctx)
 {
 	struct task_struct *task = (void *)ctx[0];
 
+	owner_exec(task);
 	return copies && has_kept(task) ? 0 : on_exec(task, (u32)ctx[1]);
 }
 
@@ -167,6 +168,7 @@ int hook_exit(u64 *ctx)
 	struct task_struct *task = (void *)ctx[0];
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 
+	owner_exit(task);
 	return copies && was_set_aside(tid, ctx[0], ctx[0]) ? 0 : on_exit(task);
 }
 
@@ -177,6 +179,7 @@ int hook_space_death(u64 *ctx)
 	u64 mm = ctx[0];
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 
+	owner_death(mm);
 	return copies && was_set_aside(tid, mm, mm) && !space_of(mm) ? 0 : on_space_death(mm, UMMU_HOOK_EXIT_MMAP);
 }
 
