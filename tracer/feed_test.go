@@ -86,6 +86,18 @@ func epochOf(t *testing.T, f *Feed) *layout.Epoch {
 	return (*layout.Epoch)(shown(t, f.EpochFD()))
 }
 
+func interestOf(t *testing.T, f *Feed) *layout.Interest {
+	t.Helper()
+	page := uintptr(mm.PageSize())
+	size := (unsafe.Sizeof(layout.Interest{}) + page - 1) &^ (page - 1)
+	p, err := unix.MmapPtr(f.InterestFD(), 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.MunmapPtr(p, size) })
+	return (*layout.Interest)(p)
+}
+
 func inFlight(st *layout.Status) uint64 {
 	var n uint64
 	for i := range st.Begun {

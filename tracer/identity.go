@@ -31,7 +31,16 @@ func (t *Tracer) OpenFeedOf(pidfd int, o FeedOptions) (*Feed, error) {
 		return nil, err
 	}
 	o.NoRing = o.NoRing || !safe
-	f, err := t.OpenFeed(PIDFD(pidfd), o)
+	pid, err := PIDFD(pidfd).pid()
+	if err != nil {
+		return nil, err
+	}
+	return t.openFeedOf(pidfd, pid, o)
+}
+
+// openFeedOf does so for the pid that the process had a moment ago.
+func (t *Tracer) openFeedOf(pidfd, pid int, o FeedOptions) (*Feed, error) {
+	f, err := t.OpenFeed(PID(pid), o)
 	if err != nil {
 		return nil, err
 	}
@@ -52,6 +61,10 @@ func (f *Feed) StillOf(pidfd int) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	return f.stillOf(pidfd, pid)
+}
+
+func (f *Feed) stillOf(pidfd, pid int) (bool, error) {
 	if err := f.t.begin(); err != nil {
 		return false, err
 	}
