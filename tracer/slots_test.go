@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -63,7 +64,9 @@ func BenchmarkOpenFeedOf(b *testing.B) {
 			tr := openReady(b, Options{Ready: ready})
 			fd := pidfdOf(b, startTracee(b))
 			b.ResetTimer()
+			var took []time.Duration
 			for range b.N {
+				start := time.Now()
 				f, err := tr.OpenFeedOf(fd, FeedOptions{})
 				if err != nil {
 					b.Fatal(err)
@@ -72,9 +75,14 @@ func BenchmarkOpenFeedOf(b *testing.B) {
 					b.Fatal(still, err)
 				}
 				b.StopTimer()
+				took = append(took, time.Since(start))
 				f.Close()
 				tr.waitReady(b)
 				b.StartTimer()
+			}
+			slices.Sort(took)
+			for name, at := range map[string]int{"p10": b.N / 10, "p50": b.N / 2, "p90": b.N * 9 / 10} {
+				b.ReportMetric(float64(took[at].Microseconds()), name+"-us/op")
 			}
 		})
 	}
