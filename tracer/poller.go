@@ -21,11 +21,10 @@ import (
 const missInterval = 100 * time.Millisecond
 
 // poller reads the counters of skipped programs, where programs may be
-// skipped and something is watched; else it does not run at all. All fields
-// but stop belong to the goroutine that runs, or to start.
+// skipped and something is watched; else it does not run at all. misses belongs
+// to its goroutine.
 type poller struct {
 	stop   chan struct{}
-	done   chan struct{}
 	misses map[*ebpf.Program]missed
 }
 

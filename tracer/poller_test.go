@@ -63,7 +63,7 @@ func TestPollerRunsWhileWatched(t *testing.T) {
 		t.Errorf("%v; it runs and nothing is watched", err)
 	}
 	tr.pollers.Wait() // else this hangs
-	f = openFeed(t, tr, PID(p.pid))
+	openFeed(t, tr, PID(p.pid))
 	if !running() {
 		t.Error("does not run again")
 	}

@@ -75,7 +75,7 @@ func (o Options) Validate() error {
 		return fmt.Errorf("MaxWatches %d is not in 0..%d", o.MaxWatches, maxSlots/2)
 	}
 	if o.Ready < 0 || o.Ready > o.watches() {
-		return fmt.Errorf("Ready %d is not in 0..MaxWatches", o.Ready)
+		return fmt.Errorf("%d feeds to be Ready is not in 0..MaxWatches", o.Ready)
 	}
 	if err := (WatchOptions{RingBytes: o.ReadyFeed.RingBytes}).Validate(); err != nil {
 		return fmt.Errorf("ReadyFeed: %w", err)
