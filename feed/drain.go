@@ -118,7 +118,7 @@ const deathUnits = layout.GenDeath >> 48
 // died reports whether the kernel side has given the watch up.
 func (w *Watch) died() bool {
 	return atomic.LoadUint64(&w.status.Deaths)|atomic.LoadUint64(&w.status.Untracked) != 0 ||
-		atomic.LoadUint64(w.generation) == 0
+		atomic.LoadUint64(w.generation) == 0 || w.wrong.Load()
 }
 
 // drain does the work of Drain, under mu. The order of its loads is what the

@@ -175,8 +175,20 @@ func (w *Watch) quiet(bank int) bool {
 		begun := atomic.LoadUint64(&w.status.Begun[bank])
 		return atomic.LoadUint64(&w.status.Ended[bank]) >= begun
 	}
-	ended := atomic.LoadUint64(&w.status.Ended[bank])
-	return ended == atomic.LoadUint64(&w.status.Begun[bank])
+	return w.equal(&w.status.Ended[bank], &w.status.Begun[bank])
+}
+
+// equal reports that ended equals begun. More ends than begins: the kernel
+// side has counted wrongly, and what looks quiet later has a change in flight.
+// That ends the watch.
+func (w *Watch) equal(ended, begun *uint64) bool {
+	e := atomic.LoadUint64(ended)
+	b := atomic.LoadUint64(begun)
+	if int64(b-e) < 0 {
+		w.wrong.Store(true)
+		atomic.StoreUint64(&w.seen.generation, 0)
+	}
+	return e == b
 }
 
 // foreign is which banks of the changes of unknown address spaces were quiet
@@ -189,10 +201,7 @@ func (q *foreign) look(w *Watch) bool {
 		return true
 	}
 	for bank := range q {
-		if !q[bank] {
-			ended := atomic.LoadUint64(&w.epochPage.Ended[bank])
-			q[bank] = ended == atomic.LoadUint64(&w.epochPage.Begun[bank])
-		}
+		q[bank] = q[bank] || w.equal(&w.epochPage.Ended[bank], &w.epochPage.Begun[bank])
 	}
 	return q[0] && q[1]
 }
@@ -230,7 +239,7 @@ func (w *Watch) settle() bool {
 		}
 	}()
 	pause := 5 * time.Microsecond
-	for i := 0; ; i++ {
+	for i := 0; !w.wrong.Load(); i++ {
 		q0, q1, qf = q0 || w.quiet(0), q1 || w.quiet(1), qf || others.look(w)
 		if q0 && q1 && qf {
 			return true
@@ -257,6 +266,7 @@ func (w *Watch) settle() bool {
 		time.Sleep(pause)
 		pause = min(2*pause, 200*time.Microsecond)
 	}
+	return false
 }
 
 // Commit ends a registration. It finds out what the range is where the tier

@@ -229,6 +229,38 @@ func TestQuietNeverDuringOverlappingChanges(t *testing.T) {
 	}
 }
 
+// A change that was ended twice would hide the next one in flight: the watch
+// ends as soon as it is seen, and stays so when the words are equal again.
+func TestMoreEndsThanBegins(t *testing.T) {
+	for name, ended := range map[string]func(*feedtest.Producer) *uint64{
+		"bank 0":         func(p *feedtest.Producer) *uint64 { return &p.Status.Ended[0] },
+		"bank 1":         func(p *feedtest.Producer) *uint64 { return &p.Status.Ended[1] },
+		"foreign bank 0": func(p *feedtest.Producer) *uint64 { return &p.Epoch.Ended[0] },
+		"foreign bank 1": func(p *feedtest.Producer) *uint64 { return &p.Epoch.Ended[1] },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, w := pair(t, feedtest.Options{})
+			if v := commit(w, pages(1, 2)); v != feed.Cacheable {
+				t.Fatalf("before: %v", v)
+			}
+			n := ended(p)
+			atomic.AddUint64(n, 1)
+			w.Abandon(w.Begin(pages(3, 4)))
+			if w.Valid() {
+				t.Error("valid")
+			}
+			atomic.AddUint64(n, ^uint64(0)) // as with a change in flight
+			if v := commit(w, pages(3, 4)); v != feed.IsDead {
+				t.Errorf("commit: %v", v)
+			}
+			s, got := drain(w)
+			if s != feed.DeadState || len(got) != 1 || got[0].Kind != mm.Exit || w.Valid() {
+				t.Errorf("drain: %v, %v, valid %v", s, got, w.Valid())
+			}
+		})
+	}
+}
+
 // A change that begins while Begin waits for an older one finds the interest,
 // so that it leaves a record, or Begin waits for it too. Each round is too late
 // if it takes longer than Begin waits.

@@ -83,6 +83,8 @@ type Watch struct {
 	rec        mm.Record // handed to callbacks
 	loss       mm.Record
 
+	wrong atomic.Bool // the kernel side counted more ends than begins
+
 	flip sync.Mutex // serialises changes of interest.bank; only TryLock
 
 	maps  maps
