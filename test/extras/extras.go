@@ -23,6 +23,7 @@ var how = map[string][]string{
 	"soak-guards":     {"build", "-tags=ummu_guards", module + "test/soak"},
 	"selftest-guards": {"test", "-c", "-tags=ummu_guards", module + "internal/selftest"},
 	"oracle-guards":   {"test", "-c", "-tags=ummu_guards", module + "internal/oracle"},
+	"tracer-guards":   {"test", "-c", "-tags=ummu_guards", module + "tracer"},
 	"local-guards":    {"test", "-c", "-tags=ummu_guards", module + "feed/local"},
 }
 

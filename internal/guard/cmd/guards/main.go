@@ -193,7 +193,7 @@ Written by ` + "`make guards`" + `; edit internal/guard/cmd/guards/rows.go inste
 A guard is one step that keeps the contract (C1 to C7) or an invariant of the protocol (1 to 11). For each one a test
 was run twice by the command that wrote this page: as the code is, when it passed, and with only that step left out, when
 it did not. "failed" means that the test said so, "hung" that it was still waiting after 30 seconds for what never comes,
-"crashed" that the process died, "in guests" that the machine of that command has no /dev/kvm: these are tried by
+"crashed" that the process died, "in guests" that the machine of that command has no /dev/kvm, or no 32-bit calls: these are tried by
 ` + "`go run ./test/vm -suites guards`" + `. A step is left out by building the tests with the tag ummu_guards and naming the guard in
 UMMU_GUARD_OFF; on the kernel side a constant does the same. In a normal build nothing can be left out.
 

@@ -45,8 +45,6 @@ var rows = []row{
 	{guard.Incarnation, []string{"6", "8"}, "References to a closed watch are dead; else the next watch in its place gets the changes of another process.",
 		"tracer", "TestClosedWatchIsNotTheNext"},
 	// What a call does.
-	{guard.CompatABI, []string{"C6"}, "32-bit calls have other numbers and registers.",
-		"tracer", "TestCompatABI"},
 	{guard.UringMadvise, []string{"C6"}, "io_uring drops pages without a system call.",
 		"test/coherence", "TestChange/io_uring"},
 	{guard.BrkRace, []string{"C6"}, "A brk during another one is the whole space, since the old end is not known.",
@@ -138,9 +136,11 @@ var rows = []row{
 		"regcache", "TestZombies"},
 }
 
-// kvmRows are the rows that need /dev/kvm, and more than one kernel to be all
-// of use: guests try them as well (test/vm -suites guards).
+// kvmRows are the rows that need /dev/kvm, or 32-bit calls, and more than one
+// kernel to be all of use: guests try them as well (test/vm -suites guards).
 var kvmRows = []row{
+	{guard.CompatABI, []string{"C6"}, "32-bit calls have other numbers and registers.",
+		"tracer", "TestCompatABI"},
 	{guard.Holder, []string{"6", "C4"}, "Losing the page that keeps the notifier ends the watch; else it is valid and hears of nothing.",
 		"feed/local", "TestNotifierPageUnmapped/notifier/tracepoint"},
 	{guard.Marker, []string{"3", "C7"}, "The zap of the watch's own page shows that its thread's last change is over, and is none itself.",
