@@ -101,9 +101,11 @@ func (t *Tracer) startPolling() error {
 	p := &poller{stop: make(chan struct{}), misses: make(map[*ebpf.Program]missed)}
 	for i := range t.hooks {
 		prog := t.objs.programs[t.hooks[i].program]
-		if n, err := t.skipped(prog); err == nil {
-			p.misses[prog] = missed{n, n}
+		n, err := t.skipped(prog)
+		if err != nil {
+			return fmt.Errorf("read how often %s was skipped: %w", t.hooks[i].name, err)
 		}
+		p.misses[prog] = missed{n, n}
 	}
 	if t.objs.StartWatchdog != nil {
 		if err := t.beat(monotonic()); err != nil {
@@ -134,7 +136,8 @@ func (t *Tracer) beat(at time.Duration) error {
 }
 
 // poll turns a rise of any program's recursion miss counter (bpf_prog_info,
-// Linux 5.12 and later) into a loss for everybody.
+// Linux 5.12 and later) into a loss for everybody. A look that fails is none:
+// the watchdog, which nobody tells of it then, is the loss.
 func (t *Tracer) poll(p *poller) {
 	tick := time.NewTicker(missInterval)
 	defer tick.Stop()
@@ -145,8 +148,7 @@ func (t *Tracer) poll(p *poller) {
 		case <-tick.C:
 		}
 		at := monotonic()
-		t.checkMisses(p)
-		if t.objs.StartWatchdog != nil {
+		if err := t.checkMisses(p); err == nil && t.objs.StartWatchdog != nil {
 			t.beat(at)
 		}
 	}
@@ -163,21 +165,36 @@ func recursionMisses(p *ebpf.Program) (uint64, error) {
 
 // checkMisses: an event is lost if all programs that see it were skipped. Of
 // several that is between one look and the next but one: each look reads them
-// one after the other.
-func (t *Tracer) checkMisses(p *poller) {
+// one after the other. After an error the next look begins where this one did;
+// streams, which hear nothing of the watchdog, have lost something unknown.
+func (t *Tracer) checkMisses(p *poller) (err error) {
 	t.mu.Lock()
 	skipped := t.skipped
 	t.mu.Unlock()
+	defer func() {
+		if err == nil {
+			return
+		}
+		t.mu.Lock()
+		for s := range t.streams {
+			s.missed.Add(1)
+		}
+		t.mu.Unlock()
+	}()
+	misses := make(map[*ebpf.Program]missed)
 	looks := make(map[mm.Hook][3]uint64) // now, and the two before
 	for i := range t.hooks {
 		h := &t.hooks[i]
 		prog := t.objs.programs[h.program]
-		n, err := skipped(prog)
-		if err != nil || !t.coverage.Hooks[i].Attached {
+		if !t.coverage.Hooks[i].Attached {
 			continue
 		}
+		n, err := skipped(prog)
+		if err != nil {
+			return fmt.Errorf("read how often %s was skipped: %w", h.name, err)
+		}
 		last := p.misses[prog]
-		p.misses[prog] = missed{n, last.now}
+		misses[prog] = missed{n, last.now}
 		looks[h.id] = [3]uint64{n, last.now, last.before}
 	}
 	var rise uint64
@@ -190,19 +207,16 @@ func (t *Tracer) checkMisses(p *poller) {
 		}
 		rise += lostOf(each)
 	}
-	if rise == 0 || guard.Off(guard.MissPolled) {
-		return
-	}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	// the program cannot fail once loaded, but if it did, nothing
-	// could be promised: every stream is told through its own counter
-	if err := t.control(ctlEpoch, layout.GenLoss, rise, 0); err != nil {
-		for s := range t.streams {
-			s.doubt.Add(1)
+	if rise != 0 && !guard.Off(guard.MissPolled) {
+		if err := t.control(ctlEpoch, layout.GenLoss, rise, 0); err != nil {
+			return err
 		}
+		t.mu.Lock()
+		for s := range t.streams {
+			s.missed.Add(rise)
+		}
+		t.mu.Unlock()
 	}
-	for s := range t.streams {
-		s.missed.Add(rise)
-	}
+	p.misses = misses
+	return nil
 }

@@ -3,6 +3,7 @@
 package tracer
 
 import (
+	"errors"
 	"sync/atomic"
 	"testing"
 
@@ -114,5 +115,34 @@ func TestSkippable(t *testing.T) {
 		if got := skippable(hooksOf(c.tier), specs, c.raw, c.preempts); got != c.expect {
 			t.Errorf("%v, raw tracepoints %v, preemptible %v: %v", c.tier, c.raw, c.preempts, got)
 		}
+	}
+}
+
+// Counters that cannot be read are a loss for everybody, for as long as that
+// lasts, and no watch opens meanwhile.
+func TestPollerCannotRead(t *testing.T) {
+	tr, p := polled(t), startTracee(t)
+	ep := epochOf(t, openFeed(t, tr, PID(p.pid)))
+	s := watch(t, tr, PID(p.pid), WatchOptions{})
+	fails := func(*ebpf.Program) (uint64, error) { return 0, unix.EIO }
+	set := func(f func(*ebpf.Program) (uint64, error)) {
+		tr.mu.Lock()
+		tr.skipped = f
+		tr.mu.Unlock()
+	}
+	set(fails)
+	for range 2 {
+		word, missed := atomic.LoadUint64(&ep.Word), s.Stats().Missed
+		eventually(t, "a loss for the feed", func() bool { return atomic.LoadUint64(&ep.Word)-word >= layout.GenLoss })
+		eventually(t, "a loss for the stream", func() bool { return s.Stats().Missed > missed })
+	}
+	set(recursionMisses)
+	other := polled(t)
+	other.skipped = fails
+	if f, err := other.OpenFeed(PID(p.pid), FeedOptions{}); !errors.Is(err, unix.EIO) {
+		if err == nil {
+			f.Close()
+		}
+		t.Errorf("open feed: %v, want EIO", err)
 	}
 }

@@ -35,7 +35,6 @@ type Stream struct {
 	status *layout.Status // mapped, written by the kernel side
 
 	missed atomic.Uint64 // calls that a hook missed, from the miss counters
-	doubt  atomic.Uint64 // failures to tell the kernel side about misses
 
 	deadline  atomic.Pointer[time.Time]
 	flushLost atomic.Uint64 // of the status page, when Flush was called
@@ -46,7 +45,7 @@ type Stream struct {
 	raw     ringbuf.Record
 	seq     uint64
 	lost    uint64 // of the status page, as far as reported
-	told    uint64 // of missed+doubt, as far as reported
+	told    uint64 // of missed, as far as reported
 	held    mm.Record
 	holding bool
 	flushed bool
@@ -151,11 +150,11 @@ func (s *Stream) Read(rec *mm.Record) error {
 	}
 }
 
-func (s *Stream) misses() bool { return s.missed.Load()+s.doubt.Load() != s.told }
+func (s *Stream) misses() bool { return s.missed.Load() != s.told }
 
 // lose makes rec the record of the loss up to total.
 func (s *Stream) lose(rec *mm.Record, total uint64) {
-	missed := s.missed.Load() + s.doubt.Load()
+	missed := s.missed.Load()
 	n := total - s.lost + missed - s.told
 	s.lost, s.told = total, missed
 	s.seq += n
