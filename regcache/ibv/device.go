@@ -123,7 +123,8 @@ func (d *Device) Limits() Limits { return d.limits }
 
 // Removed reports whether the kernel has said that the device is gone (removed,
 // or its driver unloaded). It stays gone for this Device; a device of the same
-// name that comes back has to be opened.
+// name that comes back has to be opened. What a cache has of it stays there until
+// the cache is closed, and is of no use: transfers fail.
 func (d *Device) Removed() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()

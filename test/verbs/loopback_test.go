@@ -220,17 +220,26 @@ func TestRefused(t *testing.T) {
 // it cannot.
 func TestOnDemandLimits(t *testing.T) {
 	r := newRig(t)
-	pd, err := r.dev.NewPD(ibv.Options{OnDemand: true})
-	must(t, err)
-	closing(t, "protection domain", pd.Close)
 	b := mapPages(t, 1)
-	m, err := pd.Register(b.span(), all&^regcache.RemoteAtomic)
+	m, err := r.pd.RegisterAt(b.span(), odpRights, uint64(b.span().Start), ibv.Options{OnDemand: true})
 	t.Logf("%+v: %v", r.dev.Limits(), err)
 	switch can := r.dev.Limits().OnDemand; {
 	case can && err != nil:
 		t.Error(err)
 	case can:
-		must(t, pd.Deregister(m))
+		defer func() { must(t, r.pd.Deregister(m)) }()
+		// See chunk: somebody may have repaired it.
+		inside := b[2*chunk : 3*chunk]
+		want, err := r.write(m, inside.span())
+		must(t, err)
+		switch {
+		case bytes.Equal(inside, want):
+			t.Attr("on-demand-inside-pages", "right")
+		case bytes.Equal(b[:chunk], want):
+			t.Attr("on-demand-inside-pages", "at the start of the page")
+		default:
+			t.Error("bytes for the middle of a page of an on-demand region are nowhere")
+		}
 	case !errors.Is(err, unix.EOPNOTSUPP):
 		t.Errorf("%v, want EOPNOTSUPP", err)
 	}

@@ -66,8 +66,23 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	goleak.VerifyTestMain(m)
+	code := m.Run()
+	if keeper != nil {
+		if err := keeper.Close(); err != nil {
+			fmt.Println("close the first watch:", err)
+			code = 1
+		}
+	}
+	if err := goleak.Find(); err != nil && code == 0 {
+		fmt.Println(err)
+		code = 1
+	}
+	os.Exit(code)
 }
+
+// keeper keeps the kernel side loaded between tests: loading takes half a minute
+// on an emulated processor.
+var keeper *feed.Watch
 
 var page = int(mm.PageSize())
 
@@ -255,6 +270,11 @@ func unmap(r mm.Range) error { return unix.MunmapPtr(ptr(r.Start), uintptr(r.Len
 // openFeed opens a watch of this process in the tier under test.
 func openFeed(t testing.TB) *feed.Watch {
 	t.Helper()
+	if keeper == nil {
+		var err error
+		keeper, err = local.Open(local.Options{Tier: tier})
+		must(t, err)
+	}
 	w, err := local.Open(local.Options{Tier: tier})
 	must(t, err)
 	closing(t, "watch", w.Close)

@@ -44,11 +44,17 @@ var changes = []change{
 	{"mmap over it", false, four, func(b block, _ int) error { return mapAt(b.span(), -1, unix.MAP_FIXED) }},
 	{"madvise DONTNEED", false, four, func(b block, _ int) error { return unix.Madvise(b, unix.MADV_DONTNEED) }},
 	{"mremap away, mmap there", false, four, func(b block, _ int) error {
-		to, err := unix.MremapPtr(ptr(b.span().Start), uintptr(len(b)), nil, uintptr(len(b)), unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
-		if err != nil {
-			return err
+		// page by page: earlier changes may have made mappings of their own of them
+		for i := 0; i < len(b); i += page {
+			to, err := unix.MremapPtr(ptr(b[i:].span().Start), uintptr(page), nil, uintptr(page), unix.MREMAP_MAYMOVE|unix.MREMAP_DONTUNMAP)
+			if err != nil {
+				return err
+			}
+			if err := unix.MunmapPtr(to, uintptr(page)); err != nil {
+				return err
+			}
 		}
-		return errors.Join(unix.MunmapPtr(to, uintptr(len(b))), mapAt(b.span(), -1, unix.MAP_FIXED))
+		return mapAt(b.span(), -1, unix.MAP_FIXED)
 	}},
 	{"another mapping mremapped onto it", false, four, func(b block, _ int) error {
 		from, err := unix.MmapPtr(-1, 0, nil, uintptr(len(b)), readWrite, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)

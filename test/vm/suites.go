@@ -30,6 +30,7 @@ type suite struct {
 const (
 	noExitMmap   = "the syscall tier needs the tracepoint mmap:exit_mmap"
 	noTracepoint = "the notifier/tracepoint tier needs the tracepoint kvm:kvm_unmap_hva_range (5.13)"
+	noGather     = "the mm tier needs mprotect_fixup with a struct mmu_gather (6.0)"
 	noSingleSlot = "the oracle changes single slots of a table of buffers (5.13)"
 )
 
@@ -59,6 +60,7 @@ var suites = []suite{
 		since: "6.1", why: noTracepoint},
 	{name: "selftest-probe", tier: "notifier/probe", command: "ummufeed check --self-test --tier notifier/probe -o json", data: true,
 		since: "6.1", why: noSingleSlot},
+	{name: "selftest-mm", tier: "mm", command: "ummufeed check --self-test --tier mm -o json", data: true, since: "6.1", why: noGather},
 	{name: "oracle", pkg: "./internal/oracle", only: "^Test(NothingUncovered|FoundBefore)$", since: "6.1", why: noExitMmap},
 	{name: "coherence", tier: "syscall", pkg: "./test/coherence", skip: "^TestSameAddressAgain$", // as TestRaceSameThread, 10,000 times
 		args: []string{"-keep", "-rounds=100", "-changes=2000", "-load-changes=4000"}, since: "6.1", why: noExitMmap},
@@ -73,6 +75,8 @@ var suites = []suite{
 		asked: true, rdma: true, since: "6.1", why: noExitMmap},
 	{name: "remapring", tier: "syscall", pkg: "./examples/remapring", rdma: true, since: "6.1", why: noExitMmap},
 	{name: "guards", pkg: "./internal/guard/cmd/guards", only: "^TestKVMRows$", asked: true, since: "6.1", why: noTracepoint},
+	{name: "mm", tier: "mm", pkg: "./test/coherence", only: races,
+		args: []string{"-tier=mm", "-keep", "-rounds=100", "-changes=2000", "-load-changes=4000"}, since: "6.1", why: noGather},
 	{name: "soak-syscall", tier: "syscall", command: "soak -out - -tier syscall", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-tracepoint", tier: "notifier/tracepoint", command: "soak -out - -tier notifier/tracepoint", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-probe", tier: "notifier/probe", command: "soak -out - -tier notifier/probe", data: true, asked: true, since: "6.1", why: noSingleSlot},
