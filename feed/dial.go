@@ -152,6 +152,10 @@ func connect(ctx context.Context, o Options) (*lease, error) {
 		}
 		time.Sleep(pause)
 	}
+	if err := believe(fd, o.Socket); err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
 	ours, err := takeSeen()
 	if err != nil {
 		unix.Close(fd)
@@ -162,6 +166,37 @@ func connect(ctx context.Context, o Options) (*lease, error) {
 	// A watch that is forgotten, not closed, ends as well.
 	l.stop = runtime.AddCleanup(l, func(h *held) { h.release() }, l.held)
 	return l, nil
+}
+
+// believe refuses a daemon that another user runs, who could tell of this
+// process what is not true. Root runs it, or this user. In a user namespace
+// that does not map the root of the machine root looks like every other user
+// from outside; there the path must be enough.
+func believe(fd int, path string) error {
+	c, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
+	if err != nil {
+		return fmt.Errorf("ask who listens at %s: %w", path, err)
+	}
+	if c.Uid == 0 || int(c.Uid) == unix.Geteuid() || c.Uid == overflowUID && !inFirstNamespace() {
+		return nil
+	}
+	return &UnavailableError{
+		Reason: fmt.Sprintf("user %d listens at %s: neither root nor this user", c.Uid, path),
+		Try:    "set UMMU_SOCKET to the socket of a daemon that root runs",
+		Err:    unix.EPERM,
+	}
+}
+
+// overflowUID stands for users that a user namespace does not map
+// (DEFAULT_OVERFLOWUID, include/linux/highuid.h).
+const overflowUID = 65534
+
+// inFirstNamespace reports whether this process is in the machine's own user
+// namespace (PROC_USER_INIT_INO, include/linux/proc_ns.h); true if in doubt.
+func inFirstNamespace() bool {
+	const first = 0xeffffffd
+	var st unix.Stat_t
+	return unix.Stat("/proc/self/ns/user", &st) != nil || st.Ino == first
 }
 
 // release ends the watch at the daemon.
@@ -287,15 +322,15 @@ func (l *lease) receiveNow() (wire.Message, []int, error) {
 		return nil, nil, nil
 	case err == unix.ECONNRESET, err == nil && n == 0:
 		// An empty message may have descriptors all the same.
-		if a, err := wire.Attached(oob[:oobn], flags); err == nil {
-			a.Close()
-		}
+		a, _ := wire.Attached(oob[:oobn], flags)
+		a.Close()
 		return nil, nil, l.hungUp()
 	case err != nil:
 		return nil, nil, fmt.Errorf("receive: %w", err)
 	}
 	a, err := wire.Attached(oob[:oobn], flags)
 	if err != nil {
+		a.Close()
 		return nil, nil, l.strange(err)
 	}
 	version, m, err := wire.Decode(buf[:n])

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -56,7 +55,7 @@ func noDaemon(path string, err error) error {
 
 // refused is the error for a daemon that says no.
 func refused(path string, r *wire.Refused) error {
-	e := &UnavailableError{Reason: fmt.Sprintf("the daemon at %s refuses: %s", path, printable(r.Text))}
+	e := &UnavailableError{Reason: fmt.Sprintf("the daemon at %s refuses: %s", path, wire.Printable(r.Text))}
 	switch r.Code {
 	case wire.CodeVersion:
 		e.Try = "update the older of the program and the daemon"
@@ -72,16 +71,6 @@ func refused(path string, r *wire.Refused) error {
 		e.Try = "look at its log: journalctl -u ummufeed"
 	}
 	return e
-}
-
-// printable keeps what a daemon says from doing anything to a terminal.
-func printable(s string) string {
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r >= 0x7f && r < 0xa0 {
-			return '?'
-		}
-		return r
-	}, strings.ToValidUTF8(s, "?"))
 }
 
 // Environment variables that [Open] obeys.
@@ -100,18 +89,20 @@ const (
 //	require  the daemon's, or an error
 //
 // UMMU_SOCKET says where the daemon listens, unless Options.Socket does. Any
-// other value of UMMU is an error, and so is a context that ends.
+// other value of UMMU is an error, and so is a context that ends. A program
+// that runs with more rights than its caller has (set-user-ID, capabilities of
+// the file) has no such variables for Open.
 func Open(ctx context.Context, o Options) (*Watch, error) {
-	mode := os.Getenv(EnvMode)
+	mode := getenv(EnvMode)
 	switch mode {
 	case "off":
 		return Dead(), nil
 	case "", "try", "require":
 	default:
-		return nil, fmt.Errorf("open feed: environment variable %s is %q, not off, try or require", EnvMode, printable(mode))
+		return nil, fmt.Errorf("open feed: environment variable %s is %q, not off, try or require", EnvMode, wire.Printable(mode))
 	}
 	if o.Socket == "" {
-		o.Socket = os.Getenv(EnvSocket)
+		o.Socket = getenv(EnvSocket)
 	}
 	w, err := Dial(ctx, o)
 	if errors.Is(err, ErrUnavailable) && mode != "require" {
@@ -121,4 +112,28 @@ func Open(ctx context.Context, o Options) (*Watch, error) {
 		return Dead(), nil
 	}
 	return w, err
+}
+
+// getenv is secure_getenv(3).
+func getenv(name string) string {
+	if isSecure() {
+		return ""
+	}
+	return os.Getenv(name)
+}
+
+// isSecure reports whether whoever has started this program is not to be
+// believed: the kernel said so then (AT_SECURE), or did not say.
+func isSecure() bool {
+	const atSecure = 23 // linux/auxvec.h
+	vector, err := unix.Auxv()
+	if err != nil {
+		return true
+	}
+	for _, v := range vector {
+		if v[0] == atSecure {
+			return v[1] != 0
+		}
+	}
+	return true
 }

@@ -47,9 +47,14 @@ type Config struct {
 	AllowSyscallTier bool
 
 	MaxWatchesPerProcess int // 0: 8
-	MaxWatchesPerUID     int // 0: 512
-	MaxClients           int // connections; 0: 1000
-	MaxRingBytes         int // that a client may ask for; 0: 1 MiB
+	// MaxWatchesPerUID also bounds how many watches a user may open at once,
+	// before it is one a second, and, twice, how many of its processes may
+	// live that ever had one. 0: 512.
+	MaxWatchesPerUID int
+	// MaxClients is of connections, and, four times, of processes that ever
+	// had a watch. 0: 1000.
+	MaxClients   int
+	MaxRingBytes int // that a client may ask for; 0: 256 KiB
 
 	// Patience is how long a client may take for each step of the handshake.
 	// 0: 2 s.
@@ -57,7 +62,8 @@ type Config struct {
 	// Log gets what is worth telling, at a limited rate. nil: nothing.
 	Log *slog.Logger
 
-	versions wire.Versions // tests; zero: wire.Supported
+	versions  wire.Versions // tests; zero: wire.Supported
+	welcoming func(*watch)  // tests: runs before a watch is handed out
 }
 
 // Defaults of [Config].
@@ -66,7 +72,7 @@ const (
 	DefaultMaxWatchesPerProcess = 8
 	DefaultMaxWatchesPerUID     = 512
 	DefaultMaxClients           = 1000
-	DefaultMaxRingBytes         = 1 << 20
+	DefaultMaxRingBytes         = defaultRingBytes
 
 	defaultPatience  = 2 * time.Second
 	defaultRingBytes = 256 << 10
@@ -128,10 +134,6 @@ type Server struct {
 	started  uint64   // CLOCK_MONOTONIC, nanoseconds
 	clients  registry
 	sessions sync.WaitGroup
-	// use is held for reading by who hands out descriptors of a feed, and for
-	// writing by Close, which sets unloaded before it closes them.
-	use      sync.RWMutex
-	unloaded bool
 	closing  sync.Once
 	closeErr error
 }
@@ -168,9 +170,9 @@ func New(c Config) (*Server, error) {
 	return s, nil
 }
 
-// descriptorsPerClient: connection, pidfd, four maps, virtual machine, and
-// what is open for a moment.
-const descriptorsPerClient = 10
+// descriptorsPerClient: connection, pidfd, four maps, virtual machine, what is
+// open for a moment, and the processes that had a watch.
+const descriptorsPerClient = 10 + knownPerClient
 
 // fitDescriptors lowers the number of clients to what the process can have
 // open, if need be.
@@ -194,11 +196,7 @@ func (s *Server) Serve(ctx context.Context) error {
 		c, err := s.listener.AcceptUnix()
 		switch {
 		case err == nil:
-			s.sessions.Add(1)
-			go func() {
-				defer s.sessions.Done()
-				s.serve(c)
-			}()
+			s.accepted(c)
 		case ctx.Err() != nil:
 			return s.Close()
 		case errors.Is(err, net.ErrClosed):
@@ -217,8 +215,49 @@ func (s *Server) Serve(ctx context.Context) error {
 	}
 }
 
-// Close ends every watch, then takes the hooks away, and waits for all
-// sessions. It is idempotent.
+// accepted begins a session, unless the server is being closed: who waits for
+// the sessions must know of all.
+func (s *Server) accepted(c *net.UnixConn) {
+	s.clients.mu.Lock()
+	stopping := s.clients.stopping
+	if !stopping {
+		s.sessions.Add(1)
+	}
+	s.clients.mu.Unlock()
+	if stopping {
+		c.Close()
+		return
+	}
+	go func() {
+		free := s.serve(c)
+		s.sessions.Done()
+		free()
+	}()
+}
+
+// errBusy: a session is where a client keeps it, in the kernel: receiving a
+// file that is not closed as long as the client likes.
+var errBusy = errors.New("a session does not end: the kernel side stays loaded until the process ends")
+
+// ended waits for all sessions; false: some do not end. Each step of a session
+// takes Patience, or 2 s to open a watch.
+func (s *Server) ended() bool {
+	done := make(chan struct{})
+	go func() {
+		s.sessions.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return true
+	case <-time.After(3*s.cfg.Patience + 2*time.Second):
+		return false
+	}
+}
+
+// Close ends every watch, waits for all sessions, then takes the hooks away. It
+// is idempotent. If a session does not end in time (8 s with the default
+// Patience) the hooks stay, without a watch, and that is an error.
 func (s *Server) Close() error {
 	s.closing.Do(func() {
 		var errs []error
@@ -228,29 +267,21 @@ func (s *Server) Close() error {
 		// Nobody who asks from now on gets a watch, and whoever has one has
 		// it in the registry.
 		s.clients.stop()
-		s.use.Lock()
-		s.unloaded = true
-		s.use.Unlock()
-		// Each marks its watches dead before the first hook goes.
-		errs = append(errs, closeTiers(s.tiers))
+		errs = append(errs, eachTracer(s.tiers, (*tracer.Tracer).Kill))
 		s.clients.disconnect()
-		s.sessions.Wait()
+		// Sessions use what the tracers have, by its descriptors.
+		if s.ended() {
+			errs = append(errs, eachTracer(s.tiers, (*tracer.Tracer).Close))
+		} else {
+			errs = append(errs, errBusy)
+		}
+		s.clients.forgetAll()
 		if s.path != nil {
 			errs = append(errs, s.path.Close())
 		}
 		s.closeErr = errors.Join(errs...)
 	})
 	return s.closeErr
-}
-
-// using runs f while Close closes no descriptor of a feed under it.
-func (s *Server) using(f func() error) error {
-	s.use.RLock()
-	defer s.use.RUnlock()
-	if s.unloaded {
-		return refuse(wire.CodeStopping, "it is being stopped")
-	}
-	return f()
 }
 
 // Addr is the path of the socket.

@@ -25,23 +25,33 @@ type session struct {
 	c       *net.UnixConn
 	id      *identity
 	version uint16
+	// theirs are the client's descriptors. Closing one may take as long as the
+	// client likes, so it is the last that is done.
+	theirs []int
 }
 
-// serve owns c.
-func (s *Server) serve(c *net.UnixConn) {
-	defer c.Close()
+// serve owns c. What it returns frees what is left of the session: c, and the
+// client's descriptors. That may take as long as the client likes, and until
+// then the session counts as one of its user's.
+func (s *Server) serve(c *net.UnixConn) (free func()) {
 	pid, uid, err := peerOf(c)
 	if err != nil {
 		s.log.Warn("cannot identify a client", "error", err)
-		return
+		return func() { c.Close() }
 	}
 	ss := &session{s: s, c: c, version: s.cfg.versions.Max}
 	if err := s.clients.connected(c, uid); err != nil {
 		ss.end(pid, uid, err)
-		return
+		return func() { c.Close() }
 	}
-	defer s.clients.disconnected(c, uid)
 	ss.end(pid, uid, ss.run(pid, uid))
+	return func() {
+		for _, fd := range ss.theirs {
+			unix.Close(fd)
+		}
+		c.Close()
+		s.clients.disconnected(c, uid)
+	}
 }
 
 // end tells the client why, if there is something to tell.
@@ -86,17 +96,16 @@ func gone(err error) error {
 }
 
 // receive waits for one message, which has as many descriptors as it should,
-// until the deadline for reading. room is how many that may be: what there is
-// no room for the kernel drops without flushing it, which could take for ever
-// (a file of the client's own file system).
+// until the deadline for reading. room is how many that may be: the kernel
+// drops what there is no room for. They are closed with the session.
 func (ss *session) receive(room int) (wire.Message, wire.Attachments, error) {
 	var buf [wire.MaxBytes]byte
 	oob := make([]byte, wire.ControlBytes(room))
 	n, oobn, flags, _, err := ss.c.ReadMsgUnix(buf[:], oob)
 	// Before err: an empty message is io.EOF, and may have a descriptor.
 	a, badly := wire.Attached(oob[:oobn], flags)
+	ss.theirs = append(ss.theirs, a.FDs...)
 	if err != nil {
-		a.Close()
 		return nil, wire.Attachments{}, gone(err)
 	}
 	if badly != nil {
@@ -111,7 +120,6 @@ func (ss *session) receive(room int) (wire.Message, wire.Attachments, error) {
 		err = fmt.Errorf("%w: %v of version %d, agreed on %d", wire.ErrVersion, wire.TypeOf(m), version, ss.version)
 	}
 	if err != nil {
-		a.Close()
 		return nil, wire.Attachments{}, err
 	}
 	return m, a, nil
@@ -137,19 +145,18 @@ func (s *Server) stopping() bool {
 	return s.clients.stopping
 }
 
-func unexpected(m wire.Message, a *wire.Attachments, want string) error {
-	a.Close()
+func unexpected(m wire.Message, want string) error {
 	return refuse(wire.CodeProtocol, "%v instead of %s", wire.TypeOf(m), want)
 }
 
 func (ss *session) run(pid int, uid uint32) error {
-	m, a, err := ss.next(0)
+	m, _, err := ss.next(0)
 	if err != nil {
 		return err
 	}
 	hello, ok := m.(*wire.Hello)
 	if !ok {
-		return unexpected(m, &a, "HELLO")
+		return unexpected(m, "HELLO")
 	}
 	if ss.version, ok = ss.s.cfg.versions.Choose(hello.Versions); !ok {
 		return refuse(wire.CodeVersion, "it speaks protocol version %v, the client %v", ss.s.cfg.versions, hello.Versions)
@@ -189,7 +196,7 @@ func (ss *session) challenge() (*unix.Ucred, error) {
 	}
 	echo, ok := m.(*wire.Echo)
 	if !ok {
-		return nil, unexpected(m, &a, "ECHO")
+		return nil, unexpected(m, "ECHO")
 	}
 	if echo.Nonce != c.Nonce {
 		return nil, refuse(wire.CodeIdentity, "the challenge was not echoed")
@@ -217,20 +224,24 @@ func (ss *session) watch(hello *wire.Hello) error {
 
 // try hands out a watch of one tier. took: the client had it, and is gone.
 func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took bool, err error) {
-	machine := -1
 	if t.machine {
 		if hello.Flags&wire.FlagMachine == 0 {
 			fmt.Fprintf(why, "; %v: the client cannot make a virtual machine", t.tier)
 			return false, nil
 		}
-		if machine, err = ss.machine(); err != nil {
+		// not for whoever was passed the connection: /dev/kvm goes to who
+		// it was opened for
+		if _, err := ss.challenge(); err != nil {
 			return false, err
 		}
-		if machine < 0 {
+		made, err := ss.machine()
+		if err != nil {
+			return false, err
+		}
+		if !made {
 			fmt.Fprintf(why, "; %v: the client could make no virtual machine", t.tier)
 			return false, nil
 		}
-		defer unix.Close(machine) // when its watch is dead
 	}
 	w, err := ss.open(t, hello)
 	if errors.Is(err, tracer.ErrNoWitness) {
@@ -247,10 +258,10 @@ func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took 
 	if _, err := ss.challenge(); err != nil {
 		return false, err
 	}
-	if err := ss.s.using(func() error { return ss.welcome(w) }); err != nil {
+	if err := ss.welcome(w); err != nil {
 		return false, err
 	}
-	m, a, err := ss.next(0)
+	m, _, err := ss.next(0)
 	if err != nil {
 		return false, err
 	}
@@ -261,7 +272,7 @@ func (ss *session) try(t candidate, hello *wire.Hello, why *bytes.Buffer) (took 
 		fmt.Fprintf(why, "; %v: a change was not seen", t.tier)
 		return false, nil
 	}
-	return false, unexpected(m, &a, "READY or NEXT")
+	return false, unexpected(m, "READY or NEXT")
 }
 
 // welcome hands a watch out, if it is still of the client's address space.
@@ -273,37 +284,40 @@ func (ss *session) welcome(w *watch) error {
 	if !still {
 		return refuse(wire.CodeIdentity, "process %d executed another program meanwhile", w.pid)
 	}
+	if f := ss.s.cfg.welcoming; f != nil {
+		f(w)
+	}
 	m := &wire.Welcome{Watch: w.id, Layout: layout.Version, Tier: uint32(w.tier), RingBytes: uint32(w.feed.RingBytes())}
 	fds := []int{w.feed.StatusFD(), w.feed.EpochFD(), w.feed.InterestFD(), w.feed.RingFD()}
 	return ss.send(m, fds[:wire.Descriptors(m)]...)
 }
 
-// machine lets the client make a virtual machine; -1: it cannot.
-func (ss *session) machine() (int, error) {
+// machine lets the client make a virtual machine, which lives as long as the
+// session, so longer than its watch. made: it could.
+func (ss *session) machine() (made bool, err error) {
 	kvm, err := openKVM()
 	if err != nil {
-		return -1, err
+		return false, err
 	}
 	err = ss.send(&wire.Offer{}, kvm)
 	unix.Close(kvm)
 	if err != nil {
-		return -1, err
+		return false, err
 	}
 	m, a, err := ss.next(1)
 	if err != nil {
-		return -1, err
+		return false, err
 	}
 	switch m.(type) {
 	case *wire.Machine:
 		if err := isMachine(a.FDs[0]); err != nil {
-			a.Close()
-			return -1, refuse(wire.CodeProtocol, "MACHINE: %v", err)
+			return false, refuse(wire.CodeProtocol, "MACHINE: %v", err)
 		}
-		return a.FDs[0], nil
+		return true, nil
 	case *wire.Next:
-		return -1, nil
+		return false, nil
 	}
-	return -1, unexpected(m, &a, "MACHINE or NEXT")
+	return false, unexpected(m, "MACHINE or NEXT")
 }
 
 // open opens a watch of the client's address space and registers it.
@@ -311,12 +325,12 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 	r := &ss.s.clients
 	done := r.opening(ss.id.uid)
 	defer done()
-	id, err := r.reserve(ss.id.pid, ss.id.uid)
+	id, err := r.reserve(ss.id)
 	if err != nil && r.sweep(ss.id.uid) > 0 {
 		// The sessions of the dead give their places back by themselves.
 		for range 100 {
 			time.Sleep(time.Millisecond)
-			if id, err = r.reserve(ss.id.pid, ss.id.uid); err == nil {
+			if id, err = r.reserve(ss.id); err == nil {
 				break
 			}
 		}
@@ -327,6 +341,7 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 	defer func() {
 		if err != nil {
 			r.unreserve(ss.id.pid, ss.id.uid)
+			r.refund(ss.id.uid)
 		}
 	}()
 	f, err := t.tracer.OpenFeedOf(ss.id.pidfd, tracer.FeedOptions{
@@ -381,7 +396,7 @@ func (ss *session) lease(w *watch) error {
 	defer stop()
 	var last time.Time
 	for {
-		m, a, err := ss.receive(0)
+		m, _, err := ss.receive(0)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			return io.EOF
 		}
@@ -390,7 +405,7 @@ func (ss *session) lease(w *watch) error {
 		}
 		ask, ok := m.(*wire.Settle)
 		if !ok {
-			return unexpected(m, &a, "SETTLE")
+			return unexpected(m, "SETTLE")
 		}
 		answer := &wire.Settled{Seq: ask.Seq}
 		if now := time.Now(); now.Sub(last) >= settleInterval {

@@ -76,7 +76,7 @@ func status(ctx context.Context, socket string) (*Report, error) {
 			report.End = *m
 			return report, nil
 		case *wire.Refused:
-			return nil, fmt.Errorf("refused: %s", m.Text)
+			return nil, fmt.Errorf("refused: %s", wire.Printable(m.Text))
 		default:
 			return nil, fmt.Errorf("%w: %v in a status", wire.ErrMalformed, wire.TypeOf(m))
 		}

@@ -110,14 +110,14 @@ type noTier struct {
 func (e *noTier) Error() string { return e.text }
 func (e *noTier) Unwrap() error { return e.err }
 
-// closeTiers closes each tracer once.
-func closeTiers(tiers []candidate) error {
+// eachTracer calls f for each tracer once.
+func eachTracer(tiers []candidate, f func(*tracer.Tracer) error) error {
 	var errs []error
 	done := make(map[*tracer.Tracer]bool)
 	for _, t := range tiers {
 		if !done[t.tracer] {
 			done[t.tracer] = true
-			errs = append(errs, t.tracer.Close())
+			errs = append(errs, f(t.tracer))
 		}
 	}
 	return errors.Join(errs...)

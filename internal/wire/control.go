@@ -9,7 +9,8 @@ import (
 )
 
 // Attachments are what came beside a message. The descriptors are the
-// receiver's to close.
+// receiver's to close, which may take as long as the sender likes: a file of
+// its own file system, a socket that lingers.
 type Attachments struct {
 	FDs []int
 	// Cred is who sent the message, as the kernel says at the time of
@@ -29,16 +30,10 @@ func ControlBytes(n int) int {
 	return b
 }
 
-// Attached takes control messages apart. On an error it has closed every
-// descriptor: if they are not well-formed, or if the kernel had to leave out
-// some (flags of recvmsg).
+// Attached takes control messages apart. With an error as well the descriptors
+// that came are in the result: if messages are not well-formed, or if the
+// kernel had to leave out some (flags of recvmsg).
 func Attached(oob []byte, flags int) (a Attachments, err error) {
-	defer func() {
-		if err != nil {
-			a.Close()
-			a = Attachments{}
-		}
-	}()
 	messages, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return a, fmt.Errorf("%w: control message: %w", ErrMalformed, err)

@@ -10,6 +10,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 const (
@@ -349,4 +350,14 @@ func Decode(b []byte) (version uint16, m Message, err error) {
 		return 0, nil, err
 	}
 	return version, m, nil
+}
+
+// Printable keeps text of the other side from doing anything to a terminal.
+func Printable(s string) string {
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r >= 0x7f && r < 0xa0 {
+			return '?'
+		}
+		return r
+	}, strings.ToValidUTF8(s, "?"))
 }
