@@ -266,22 +266,26 @@ func TestNotifierMarker(t *testing.T) {
 	defer runtime.UnlockOSThread()
 	debug.SetGCPercent(-1) // the runtime's other threads make no changes
 	defer debug.SetGCPercent(100)
-	_, w := feedOfSelf(t)
 	b, r := pages(t, 2)
-	cacheable := 0
-	for range 20 {
-		b[0] = 1
-		if err := unix.Madvise(b[:mm.PageSize()], unix.MADV_DONTNEED); err != nil {
-			t.Fatal(err)
+	for try := range 5 { // one change of another thread stays in flight for ever: then another feed
+		_, w := feedOfSelf(t)
+		cacheable := 0
+		for range 20 {
+			b[0] = 1
+			if err := unix.Madvise(b[:mm.PageSize()], unix.MADV_DONTNEED); err != nil {
+				t.Fatal(err)
+			}
+			if w.Commit(w.Begin(r), func(*mm.Record) {}, func() {}) == feed.Cacheable {
+				cacheable++
+				w.Forget(r)
+			}
 		}
-		if w.Commit(w.Begin(r), func(*mm.Record) {}, func() {}) == feed.Cacheable {
-			cacheable++
-			w.Forget(r)
+		if cacheable >= 10 {
+			return
 		}
+		t.Logf("feed %d: cacheable %d times of 20 after a change of the same thread: %+v", try, cacheable, w.Stats())
 	}
-	if cacheable < 10 { // other threads may be on their way
-		t.Errorf("cacheable %d times of 20 after a change of the same thread: %+v", cacheable, w.Stats())
-	}
+	t.Error("what the thread that registers has done stays in flight")
 }
 
 // A change of which nobody knows whose it is counts as begun for everybody.
