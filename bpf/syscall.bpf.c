@@ -12,6 +12,7 @@
 #include "syscall.bpf.h"
 #include "life.bpf.h"
 #include "notifier.bpf.h"
+#include "mm.bpf.h"
 #include "copies.bpf.h"
 #include "watchdog.bpf.h"
 

@@ -47,14 +47,30 @@ const (
 	SyscallProgHookExitMprotect         = "hook_exit_mprotect"
 	SyscallProgHookExitMremap           = "hook_exit_mremap"
 	SyscallProgHookExitMunmap           = "hook_exit_munmap"
+	SyscallProgHookFinishFentry         = "hook_finish_fentry"
+	SyscallProgHookFinishFentry2        = "hook_finish_fentry2"
+	SyscallProgHookFinishKprobe         = "hook_finish_kprobe"
+	SyscallProgHookFixupFentry          = "hook_fixup_fentry"
+	SyscallProgHookFixupKprobe          = "hook_fixup_kprobe"
 	SyscallProgHookFork                 = "hook_fork"
 	SyscallProgHookForkCopy             = "hook_fork_copy"
+	SyscallProgHookGather               = "hook_gather"
+	SyscallProgHookHugetlbFentry        = "hook_hugetlb_fentry"
+	SyscallProgHookHugetlbFentry2       = "hook_hugetlb_fentry2"
+	SyscallProgHookHugetlbKprobe        = "hook_hugetlb_kprobe"
 	SyscallProgHookKvmUnmap             = "hook_kvm_unmap"
 	SyscallProgHookKvmUnmapClassic      = "hook_kvm_unmap_classic"
 	SyscallProgHookKvmUnmapCopy         = "hook_kvm_unmap_copy"
 	SyscallProgHookKvmWitness           = "hook_kvm_witness"
 	SyscallProgHookKvmWitnessClassic    = "hook_kvm_witness_classic"
 	SyscallProgHookKvmWitnessCopy       = "hook_kvm_witness_copy"
+	SyscallProgHookMoveFentry           = "hook_move_fentry"
+	SyscallProgHookMoveFentry2          = "hook_move_fentry2"
+	SyscallProgHookMoveFexit            = "hook_move_fexit"
+	SyscallProgHookMoveKprobe           = "hook_move_kprobe"
+	SyscallProgHookProtectFentry        = "hook_protect_fentry"
+	SyscallProgHookProtectFentry2       = "hook_protect_fentry2"
+	SyscallProgHookProtectKprobe        = "hook_protect_kprobe"
 	SyscallProgHookSpaceDeath           = "hook_space_death"
 	SyscallProgHookSpaceDeathClassic    = "hook_space_death_classic"
 	SyscallProgHookSpaceDeathCopy       = "hook_space_death_copy"
@@ -69,6 +85,9 @@ const (
 	SyscallProgHookSysExit              = "hook_sys_exit"
 	SyscallProgHookSysExitClassic       = "hook_sys_exit_classic"
 	SyscallProgHookSysExitCopy          = "hook_sys_exit_copy"
+	SyscallProgHookUnmapFentry          = "hook_unmap_fentry"
+	SyscallProgHookUnmapFentry2         = "hook_unmap_fentry2"
+	SyscallProgHookUnmapKprobe          = "hook_unmap_kprobe"
 	SyscallProgHookUringComplete        = "hook_uring_complete"
 	SyscallProgHookUringCompleteClassic = "hook_uring_complete_classic"
 	SyscallProgHookUringCompleteCopy    = "hook_uring_complete_copy"
@@ -78,29 +97,61 @@ const (
 	SyscallProgHookUringSubmit          = "hook_uring_submit"
 	SyscallProgHookUringSubmitClassic   = "hook_uring_submit_classic"
 	SyscallProgHookUringSubmitCopy      = "hook_uring_submit_copy"
+	SyscallProgHookZapFentry            = "hook_zap_fentry"
+	SyscallProgHookZapFentry2           = "hook_zap_fentry2"
+	SyscallProgHookZapKprobe            = "hook_zap_kprobe"
 	SyscallProgListTasks                = "list_tasks"
+	SyscallProgMmPlay                   = "mm_play"
 	SyscallProgStartWatchdog            = "start_watchdog"
 	SyscallVarBarks                     = "barks"
 	SyscallVarBeatNs                    = "beat_ns"
 	SyscallVarCopies                    = "copies"
+	SyscallVarFixupEnd                  = "fixup_end"
+	SyscallVarFixupFlags                = "fixup_flags"
+	SyscallVarFixupStart                = "fixup_start"
+	SyscallVarFixupTlb                  = "fixup_tlb"
+	SyscallVarFixupVma                  = "fixup_vma"
 	SyscallVarGuardsOff                 = "guards_off"
 	SyscallVarHugePageSize              = "huge_page_size"
+	SyscallVarHugetlbEnd                = "hugetlb_end"
+	SyscallVarHugetlbStart              = "hugetlb_start"
+	SyscallVarHugetlbVma                = "hugetlb_vma"
 	SyscallVarIterCalled                = "iter_called"
 	SyscallVarIterMm                    = "iter_mm"
 	SyscallVarIterOpened                = "iter_opened"
 	SyscallVarIterPid                   = "iter_pid"
 	SyscallVarIterRef                   = "iter_ref"
+	SyscallVarMmPartnerEnd              = "mm_partner_end"
+	SyscallVarMmPartnerStart            = "mm_partner_start"
+	SyscallVarMoveControlAt             = "move_control_at"
+	SyscallVarMoveFrom                  = "move_from"
+	SyscallVarMoveLen                   = "move_len"
+	SyscallVarMoveTo                    = "move_to"
+	SyscallVarMoveVma                   = "move_vma"
 	SyscallVarOpened                    = "opened"
 	SyscallVarOwner                     = "owner"
 	SyscallVarOwnerMm                   = "owner_mm"
 	SyscallVarPageSize                  = "page_size"
+	SyscallVarProtectCp                 = "protect_cp"
+	SyscallVarProtectEnd                = "protect_end"
+	SyscallVarProtectStart              = "protect_start"
+	SyscallVarProtectTlb                = "protect_tlb"
+	SyscallVarProtectVma                = "protect_vma"
 	SyscallVarSlotsEnd                  = "slots_end"
 	SyscallVarSpaceKey                  = "space_key"
 	SyscallVarTypeInterest              = "type_interest"
 	SyscallVarTypeRecord                = "type_record"
 	SyscallVarTypeStatus                = "type_status"
+	SyscallVarUnmapDescAt               = "unmap_desc_at"
+	SyscallVarUnmapEnd                  = "unmap_end"
+	SyscallVarUnmapStart                = "unmap_start"
+	SyscallVarUnmapTlb                  = "unmap_tlb"
 	SyscallVarWatchdogOn                = "watchdog_on"
 	SyscallVarWitnessNeeded             = "witness_needed"
+	SyscallVarZapSize                   = "zap_size"
+	SyscallVarZapStart                  = "zap_start"
+	SyscallVarZapTlb                    = "zap_tlb"
+	SyscallVarZapVma                    = "zap_vma"
 )
 
 // LoadSyscall returns the embedded CollectionSpec for Syscall.
@@ -159,14 +210,30 @@ type SyscallProgramSpecs struct {
 	HookExitMprotect         *ebpf.ProgramSpec `ebpf:"hook_exit_mprotect"`
 	HookExitMremap           *ebpf.ProgramSpec `ebpf:"hook_exit_mremap"`
 	HookExitMunmap           *ebpf.ProgramSpec `ebpf:"hook_exit_munmap"`
+	HookFinishFentry         *ebpf.ProgramSpec `ebpf:"hook_finish_fentry"`
+	HookFinishFentry2        *ebpf.ProgramSpec `ebpf:"hook_finish_fentry2"`
+	HookFinishKprobe         *ebpf.ProgramSpec `ebpf:"hook_finish_kprobe"`
+	HookFixupFentry          *ebpf.ProgramSpec `ebpf:"hook_fixup_fentry"`
+	HookFixupKprobe          *ebpf.ProgramSpec `ebpf:"hook_fixup_kprobe"`
 	HookFork                 *ebpf.ProgramSpec `ebpf:"hook_fork"`
 	HookForkCopy             *ebpf.ProgramSpec `ebpf:"hook_fork_copy"`
+	HookGather               *ebpf.ProgramSpec `ebpf:"hook_gather"`
+	HookHugetlbFentry        *ebpf.ProgramSpec `ebpf:"hook_hugetlb_fentry"`
+	HookHugetlbFentry2       *ebpf.ProgramSpec `ebpf:"hook_hugetlb_fentry2"`
+	HookHugetlbKprobe        *ebpf.ProgramSpec `ebpf:"hook_hugetlb_kprobe"`
 	HookKvmUnmap             *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap"`
 	HookKvmUnmapClassic      *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap_classic"`
 	HookKvmUnmapCopy         *ebpf.ProgramSpec `ebpf:"hook_kvm_unmap_copy"`
 	HookKvmWitness           *ebpf.ProgramSpec `ebpf:"hook_kvm_witness"`
 	HookKvmWitnessClassic    *ebpf.ProgramSpec `ebpf:"hook_kvm_witness_classic"`
 	HookKvmWitnessCopy       *ebpf.ProgramSpec `ebpf:"hook_kvm_witness_copy"`
+	HookMoveFentry           *ebpf.ProgramSpec `ebpf:"hook_move_fentry"`
+	HookMoveFentry2          *ebpf.ProgramSpec `ebpf:"hook_move_fentry2"`
+	HookMoveFexit            *ebpf.ProgramSpec `ebpf:"hook_move_fexit"`
+	HookMoveKprobe           *ebpf.ProgramSpec `ebpf:"hook_move_kprobe"`
+	HookProtectFentry        *ebpf.ProgramSpec `ebpf:"hook_protect_fentry"`
+	HookProtectFentry2       *ebpf.ProgramSpec `ebpf:"hook_protect_fentry2"`
+	HookProtectKprobe        *ebpf.ProgramSpec `ebpf:"hook_protect_kprobe"`
 	HookSpaceDeath           *ebpf.ProgramSpec `ebpf:"hook_space_death"`
 	HookSpaceDeathClassic    *ebpf.ProgramSpec `ebpf:"hook_space_death_classic"`
 	HookSpaceDeathCopy       *ebpf.ProgramSpec `ebpf:"hook_space_death_copy"`
@@ -181,6 +248,9 @@ type SyscallProgramSpecs struct {
 	HookSysExit              *ebpf.ProgramSpec `ebpf:"hook_sys_exit"`
 	HookSysExitClassic       *ebpf.ProgramSpec `ebpf:"hook_sys_exit_classic"`
 	HookSysExitCopy          *ebpf.ProgramSpec `ebpf:"hook_sys_exit_copy"`
+	HookUnmapFentry          *ebpf.ProgramSpec `ebpf:"hook_unmap_fentry"`
+	HookUnmapFentry2         *ebpf.ProgramSpec `ebpf:"hook_unmap_fentry2"`
+	HookUnmapKprobe          *ebpf.ProgramSpec `ebpf:"hook_unmap_kprobe"`
 	HookUringComplete        *ebpf.ProgramSpec `ebpf:"hook_uring_complete"`
 	HookUringCompleteClassic *ebpf.ProgramSpec `ebpf:"hook_uring_complete_classic"`
 	HookUringCompleteCopy    *ebpf.ProgramSpec `ebpf:"hook_uring_complete_copy"`
@@ -190,7 +260,11 @@ type SyscallProgramSpecs struct {
 	HookUringSubmit          *ebpf.ProgramSpec `ebpf:"hook_uring_submit"`
 	HookUringSubmitClassic   *ebpf.ProgramSpec `ebpf:"hook_uring_submit_classic"`
 	HookUringSubmitCopy      *ebpf.ProgramSpec `ebpf:"hook_uring_submit_copy"`
+	HookZapFentry            *ebpf.ProgramSpec `ebpf:"hook_zap_fentry"`
+	HookZapFentry2           *ebpf.ProgramSpec `ebpf:"hook_zap_fentry2"`
+	HookZapKprobe            *ebpf.ProgramSpec `ebpf:"hook_zap_kprobe"`
 	ListTasks                *ebpf.ProgramSpec `ebpf:"list_tasks"`
+	MmPlay                   *ebpf.ProgramSpec `ebpf:"mm_play"`
 	StartWatchdog            *ebpf.ProgramSpec `ebpf:"start_watchdog"`
 }
 
@@ -218,27 +292,55 @@ type SyscallMapSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallVariableSpecs struct {
-	Barks         *ebpf.VariableSpec `ebpf:"barks"`
-	BeatNs        *ebpf.VariableSpec `ebpf:"beat_ns"`
-	Copies        *ebpf.VariableSpec `ebpf:"copies"`
-	GuardsOff     *ebpf.VariableSpec `ebpf:"guards_off"`
-	HugePageSize  *ebpf.VariableSpec `ebpf:"huge_page_size"`
-	IterCalled    *ebpf.VariableSpec `ebpf:"iter_called"`
-	IterMm        *ebpf.VariableSpec `ebpf:"iter_mm"`
-	IterOpened    *ebpf.VariableSpec `ebpf:"iter_opened"`
-	IterPid       *ebpf.VariableSpec `ebpf:"iter_pid"`
-	IterRef       *ebpf.VariableSpec `ebpf:"iter_ref"`
-	Opened        *ebpf.VariableSpec `ebpf:"opened"`
-	Owner         *ebpf.VariableSpec `ebpf:"owner"`
-	OwnerMm       *ebpf.VariableSpec `ebpf:"owner_mm"`
-	PageSize      *ebpf.VariableSpec `ebpf:"page_size"`
-	SlotsEnd      *ebpf.VariableSpec `ebpf:"slots_end"`
-	SpaceKey      *ebpf.VariableSpec `ebpf:"space_key"`
-	TypeInterest  *ebpf.VariableSpec `ebpf:"type_interest"`
-	TypeRecord    *ebpf.VariableSpec `ebpf:"type_record"`
-	TypeStatus    *ebpf.VariableSpec `ebpf:"type_status"`
-	WatchdogOn    *ebpf.VariableSpec `ebpf:"watchdog_on"`
-	WitnessNeeded *ebpf.VariableSpec `ebpf:"witness_needed"`
+	Barks          *ebpf.VariableSpec `ebpf:"barks"`
+	BeatNs         *ebpf.VariableSpec `ebpf:"beat_ns"`
+	Copies         *ebpf.VariableSpec `ebpf:"copies"`
+	FixupEnd       *ebpf.VariableSpec `ebpf:"fixup_end"`
+	FixupFlags     *ebpf.VariableSpec `ebpf:"fixup_flags"`
+	FixupStart     *ebpf.VariableSpec `ebpf:"fixup_start"`
+	FixupTlb       *ebpf.VariableSpec `ebpf:"fixup_tlb"`
+	FixupVma       *ebpf.VariableSpec `ebpf:"fixup_vma"`
+	GuardsOff      *ebpf.VariableSpec `ebpf:"guards_off"`
+	HugePageSize   *ebpf.VariableSpec `ebpf:"huge_page_size"`
+	HugetlbEnd     *ebpf.VariableSpec `ebpf:"hugetlb_end"`
+	HugetlbStart   *ebpf.VariableSpec `ebpf:"hugetlb_start"`
+	HugetlbVma     *ebpf.VariableSpec `ebpf:"hugetlb_vma"`
+	IterCalled     *ebpf.VariableSpec `ebpf:"iter_called"`
+	IterMm         *ebpf.VariableSpec `ebpf:"iter_mm"`
+	IterOpened     *ebpf.VariableSpec `ebpf:"iter_opened"`
+	IterPid        *ebpf.VariableSpec `ebpf:"iter_pid"`
+	IterRef        *ebpf.VariableSpec `ebpf:"iter_ref"`
+	MmPartnerEnd   *ebpf.VariableSpec `ebpf:"mm_partner_end"`
+	MmPartnerStart *ebpf.VariableSpec `ebpf:"mm_partner_start"`
+	MoveControlAt  *ebpf.VariableSpec `ebpf:"move_control_at"`
+	MoveFrom       *ebpf.VariableSpec `ebpf:"move_from"`
+	MoveLen        *ebpf.VariableSpec `ebpf:"move_len"`
+	MoveTo         *ebpf.VariableSpec `ebpf:"move_to"`
+	MoveVma        *ebpf.VariableSpec `ebpf:"move_vma"`
+	Opened         *ebpf.VariableSpec `ebpf:"opened"`
+	Owner          *ebpf.VariableSpec `ebpf:"owner"`
+	OwnerMm        *ebpf.VariableSpec `ebpf:"owner_mm"`
+	PageSize       *ebpf.VariableSpec `ebpf:"page_size"`
+	ProtectCp      *ebpf.VariableSpec `ebpf:"protect_cp"`
+	ProtectEnd     *ebpf.VariableSpec `ebpf:"protect_end"`
+	ProtectStart   *ebpf.VariableSpec `ebpf:"protect_start"`
+	ProtectTlb     *ebpf.VariableSpec `ebpf:"protect_tlb"`
+	ProtectVma     *ebpf.VariableSpec `ebpf:"protect_vma"`
+	SlotsEnd       *ebpf.VariableSpec `ebpf:"slots_end"`
+	SpaceKey       *ebpf.VariableSpec `ebpf:"space_key"`
+	TypeInterest   *ebpf.VariableSpec `ebpf:"type_interest"`
+	TypeRecord     *ebpf.VariableSpec `ebpf:"type_record"`
+	TypeStatus     *ebpf.VariableSpec `ebpf:"type_status"`
+	UnmapDescAt    *ebpf.VariableSpec `ebpf:"unmap_desc_at"`
+	UnmapEnd       *ebpf.VariableSpec `ebpf:"unmap_end"`
+	UnmapStart     *ebpf.VariableSpec `ebpf:"unmap_start"`
+	UnmapTlb       *ebpf.VariableSpec `ebpf:"unmap_tlb"`
+	WatchdogOn     *ebpf.VariableSpec `ebpf:"watchdog_on"`
+	WitnessNeeded  *ebpf.VariableSpec `ebpf:"witness_needed"`
+	ZapSize        *ebpf.VariableSpec `ebpf:"zap_size"`
+	ZapStart       *ebpf.VariableSpec `ebpf:"zap_start"`
+	ZapTlb         *ebpf.VariableSpec `ebpf:"zap_tlb"`
+	ZapVma         *ebpf.VariableSpec `ebpf:"zap_vma"`
 }
 
 // SyscallObjects contains all objects after they have been loaded into the kernel.
@@ -300,27 +402,55 @@ func (m *SyscallMaps) Close() error {
 //
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallVariables struct {
-	Barks         *ebpf.Variable `ebpf:"barks"`
-	BeatNs        *ebpf.Variable `ebpf:"beat_ns"`
-	Copies        *ebpf.Variable `ebpf:"copies"`
-	GuardsOff     *ebpf.Variable `ebpf:"guards_off"`
-	HugePageSize  *ebpf.Variable `ebpf:"huge_page_size"`
-	IterCalled    *ebpf.Variable `ebpf:"iter_called"`
-	IterMm        *ebpf.Variable `ebpf:"iter_mm"`
-	IterOpened    *ebpf.Variable `ebpf:"iter_opened"`
-	IterPid       *ebpf.Variable `ebpf:"iter_pid"`
-	IterRef       *ebpf.Variable `ebpf:"iter_ref"`
-	Opened        *ebpf.Variable `ebpf:"opened"`
-	Owner         *ebpf.Variable `ebpf:"owner"`
-	OwnerMm       *ebpf.Variable `ebpf:"owner_mm"`
-	PageSize      *ebpf.Variable `ebpf:"page_size"`
-	SlotsEnd      *ebpf.Variable `ebpf:"slots_end"`
-	SpaceKey      *ebpf.Variable `ebpf:"space_key"`
-	TypeInterest  *ebpf.Variable `ebpf:"type_interest"`
-	TypeRecord    *ebpf.Variable `ebpf:"type_record"`
-	TypeStatus    *ebpf.Variable `ebpf:"type_status"`
-	WatchdogOn    *ebpf.Variable `ebpf:"watchdog_on"`
-	WitnessNeeded *ebpf.Variable `ebpf:"witness_needed"`
+	Barks          *ebpf.Variable `ebpf:"barks"`
+	BeatNs         *ebpf.Variable `ebpf:"beat_ns"`
+	Copies         *ebpf.Variable `ebpf:"copies"`
+	FixupEnd       *ebpf.Variable `ebpf:"fixup_end"`
+	FixupFlags     *ebpf.Variable `ebpf:"fixup_flags"`
+	FixupStart     *ebpf.Variable `ebpf:"fixup_start"`
+	FixupTlb       *ebpf.Variable `ebpf:"fixup_tlb"`
+	FixupVma       *ebpf.Variable `ebpf:"fixup_vma"`
+	GuardsOff      *ebpf.Variable `ebpf:"guards_off"`
+	HugePageSize   *ebpf.Variable `ebpf:"huge_page_size"`
+	HugetlbEnd     *ebpf.Variable `ebpf:"hugetlb_end"`
+	HugetlbStart   *ebpf.Variable `ebpf:"hugetlb_start"`
+	HugetlbVma     *ebpf.Variable `ebpf:"hugetlb_vma"`
+	IterCalled     *ebpf.Variable `ebpf:"iter_called"`
+	IterMm         *ebpf.Variable `ebpf:"iter_mm"`
+	IterOpened     *ebpf.Variable `ebpf:"iter_opened"`
+	IterPid        *ebpf.Variable `ebpf:"iter_pid"`
+	IterRef        *ebpf.Variable `ebpf:"iter_ref"`
+	MmPartnerEnd   *ebpf.Variable `ebpf:"mm_partner_end"`
+	MmPartnerStart *ebpf.Variable `ebpf:"mm_partner_start"`
+	MoveControlAt  *ebpf.Variable `ebpf:"move_control_at"`
+	MoveFrom       *ebpf.Variable `ebpf:"move_from"`
+	MoveLen        *ebpf.Variable `ebpf:"move_len"`
+	MoveTo         *ebpf.Variable `ebpf:"move_to"`
+	MoveVma        *ebpf.Variable `ebpf:"move_vma"`
+	Opened         *ebpf.Variable `ebpf:"opened"`
+	Owner          *ebpf.Variable `ebpf:"owner"`
+	OwnerMm        *ebpf.Variable `ebpf:"owner_mm"`
+	PageSize       *ebpf.Variable `ebpf:"page_size"`
+	ProtectCp      *ebpf.Variable `ebpf:"protect_cp"`
+	ProtectEnd     *ebpf.Variable `ebpf:"protect_end"`
+	ProtectStart   *ebpf.Variable `ebpf:"protect_start"`
+	ProtectTlb     *ebpf.Variable `ebpf:"protect_tlb"`
+	ProtectVma     *ebpf.Variable `ebpf:"protect_vma"`
+	SlotsEnd       *ebpf.Variable `ebpf:"slots_end"`
+	SpaceKey       *ebpf.Variable `ebpf:"space_key"`
+	TypeInterest   *ebpf.Variable `ebpf:"type_interest"`
+	TypeRecord     *ebpf.Variable `ebpf:"type_record"`
+	TypeStatus     *ebpf.Variable `ebpf:"type_status"`
+	UnmapDescAt    *ebpf.Variable `ebpf:"unmap_desc_at"`
+	UnmapEnd       *ebpf.Variable `ebpf:"unmap_end"`
+	UnmapStart     *ebpf.Variable `ebpf:"unmap_start"`
+	UnmapTlb       *ebpf.Variable `ebpf:"unmap_tlb"`
+	WatchdogOn     *ebpf.Variable `ebpf:"watchdog_on"`
+	WitnessNeeded  *ebpf.Variable `ebpf:"witness_needed"`
+	ZapSize        *ebpf.Variable `ebpf:"zap_size"`
+	ZapStart       *ebpf.Variable `ebpf:"zap_start"`
+	ZapTlb         *ebpf.Variable `ebpf:"zap_tlb"`
+	ZapVma         *ebpf.Variable `ebpf:"zap_vma"`
 }
 
 // SyscallPrograms contains all programs after they have been loaded into the kernel.
@@ -341,14 +471,30 @@ type SyscallPrograms struct {
 	HookExitMprotect         *ebpf.Program `ebpf:"hook_exit_mprotect"`
 	HookExitMremap           *ebpf.Program `ebpf:"hook_exit_mremap"`
 	HookExitMunmap           *ebpf.Program `ebpf:"hook_exit_munmap"`
+	HookFinishFentry         *ebpf.Program `ebpf:"hook_finish_fentry"`
+	HookFinishFentry2        *ebpf.Program `ebpf:"hook_finish_fentry2"`
+	HookFinishKprobe         *ebpf.Program `ebpf:"hook_finish_kprobe"`
+	HookFixupFentry          *ebpf.Program `ebpf:"hook_fixup_fentry"`
+	HookFixupKprobe          *ebpf.Program `ebpf:"hook_fixup_kprobe"`
 	HookFork                 *ebpf.Program `ebpf:"hook_fork"`
 	HookForkCopy             *ebpf.Program `ebpf:"hook_fork_copy"`
+	HookGather               *ebpf.Program `ebpf:"hook_gather"`
+	HookHugetlbFentry        *ebpf.Program `ebpf:"hook_hugetlb_fentry"`
+	HookHugetlbFentry2       *ebpf.Program `ebpf:"hook_hugetlb_fentry2"`
+	HookHugetlbKprobe        *ebpf.Program `ebpf:"hook_hugetlb_kprobe"`
 	HookKvmUnmap             *ebpf.Program `ebpf:"hook_kvm_unmap"`
 	HookKvmUnmapClassic      *ebpf.Program `ebpf:"hook_kvm_unmap_classic"`
 	HookKvmUnmapCopy         *ebpf.Program `ebpf:"hook_kvm_unmap_copy"`
 	HookKvmWitness           *ebpf.Program `ebpf:"hook_kvm_witness"`
 	HookKvmWitnessClassic    *ebpf.Program `ebpf:"hook_kvm_witness_classic"`
 	HookKvmWitnessCopy       *ebpf.Program `ebpf:"hook_kvm_witness_copy"`
+	HookMoveFentry           *ebpf.Program `ebpf:"hook_move_fentry"`
+	HookMoveFentry2          *ebpf.Program `ebpf:"hook_move_fentry2"`
+	HookMoveFexit            *ebpf.Program `ebpf:"hook_move_fexit"`
+	HookMoveKprobe           *ebpf.Program `ebpf:"hook_move_kprobe"`
+	HookProtectFentry        *ebpf.Program `ebpf:"hook_protect_fentry"`
+	HookProtectFentry2       *ebpf.Program `ebpf:"hook_protect_fentry2"`
+	HookProtectKprobe        *ebpf.Program `ebpf:"hook_protect_kprobe"`
 	HookSpaceDeath           *ebpf.Program `ebpf:"hook_space_death"`
 	HookSpaceDeathClassic    *ebpf.Program `ebpf:"hook_space_death_classic"`
 	HookSpaceDeathCopy       *ebpf.Program `ebpf:"hook_space_death_copy"`
@@ -363,6 +509,9 @@ type SyscallPrograms struct {
 	HookSysExit              *ebpf.Program `ebpf:"hook_sys_exit"`
 	HookSysExitClassic       *ebpf.Program `ebpf:"hook_sys_exit_classic"`
 	HookSysExitCopy          *ebpf.Program `ebpf:"hook_sys_exit_copy"`
+	HookUnmapFentry          *ebpf.Program `ebpf:"hook_unmap_fentry"`
+	HookUnmapFentry2         *ebpf.Program `ebpf:"hook_unmap_fentry2"`
+	HookUnmapKprobe          *ebpf.Program `ebpf:"hook_unmap_kprobe"`
 	HookUringComplete        *ebpf.Program `ebpf:"hook_uring_complete"`
 	HookUringCompleteClassic *ebpf.Program `ebpf:"hook_uring_complete_classic"`
 	HookUringCompleteCopy    *ebpf.Program `ebpf:"hook_uring_complete_copy"`
@@ -372,7 +521,11 @@ type SyscallPrograms struct {
 	HookUringSubmit          *ebpf.Program `ebpf:"hook_uring_submit"`
 	HookUringSubmitClassic   *ebpf.Program `ebpf:"hook_uring_submit_classic"`
 	HookUringSubmitCopy      *ebpf.Program `ebpf:"hook_uring_submit_copy"`
+	HookZapFentry            *ebpf.Program `ebpf:"hook_zap_fentry"`
+	HookZapFentry2           *ebpf.Program `ebpf:"hook_zap_fentry2"`
+	HookZapKprobe            *ebpf.Program `ebpf:"hook_zap_kprobe"`
 	ListTasks                *ebpf.Program `ebpf:"list_tasks"`
+	MmPlay                   *ebpf.Program `ebpf:"mm_play"`
 	StartWatchdog            *ebpf.Program `ebpf:"start_watchdog"`
 }
 
@@ -392,14 +545,30 @@ func (p *SyscallPrograms) Close() error {
 		p.HookExitMprotect,
 		p.HookExitMremap,
 		p.HookExitMunmap,
+		p.HookFinishFentry,
+		p.HookFinishFentry2,
+		p.HookFinishKprobe,
+		p.HookFixupFentry,
+		p.HookFixupKprobe,
 		p.HookFork,
 		p.HookForkCopy,
+		p.HookGather,
+		p.HookHugetlbFentry,
+		p.HookHugetlbFentry2,
+		p.HookHugetlbKprobe,
 		p.HookKvmUnmap,
 		p.HookKvmUnmapClassic,
 		p.HookKvmUnmapCopy,
 		p.HookKvmWitness,
 		p.HookKvmWitnessClassic,
 		p.HookKvmWitnessCopy,
+		p.HookMoveFentry,
+		p.HookMoveFentry2,
+		p.HookMoveFexit,
+		p.HookMoveKprobe,
+		p.HookProtectFentry,
+		p.HookProtectFentry2,
+		p.HookProtectKprobe,
 		p.HookSpaceDeath,
 		p.HookSpaceDeathClassic,
 		p.HookSpaceDeathCopy,
@@ -414,6 +583,9 @@ func (p *SyscallPrograms) Close() error {
 		p.HookSysExit,
 		p.HookSysExitClassic,
 		p.HookSysExitCopy,
+		p.HookUnmapFentry,
+		p.HookUnmapFentry2,
+		p.HookUnmapKprobe,
 		p.HookUringComplete,
 		p.HookUringCompleteClassic,
 		p.HookUringCompleteCopy,
@@ -423,7 +595,11 @@ func (p *SyscallPrograms) Close() error {
 		p.HookUringSubmit,
 		p.HookUringSubmitClassic,
 		p.HookUringSubmitCopy,
+		p.HookZapFentry,
+		p.HookZapFentry2,
+		p.HookZapKprobe,
 		p.ListTasks,
+		p.MmPlay,
 		p.StartWatchdog,
 	)
 }

@@ -165,7 +165,7 @@ func (t *Tracer) bindFeed(sl *slot, target Target) (space uint64, err error) {
 	sl.space = space
 	// Only now is it certain that it was not torn down before, so that its
 	// teardown will be seen: it is still the process's.
-	settle := t.coverage.Tier != TierNotifierProbe && !guard.Off(guard.OpenSettles) // probes see the end
+	settle := !t.coverage.Tier.seesEnds() && !guard.Off(guard.OpenSettles)
 	q := question{pid: uint32(pid), ref: sl.ref}
 	if settle {
 		q.space = space
@@ -225,7 +225,7 @@ func (f *Feed) Settled() bool {
 	}
 	defer t.ops.Done()
 	q := question{space: f.space, called: iterEvents}
-	if t.coverage.Tier == TierNotifierProbe {
+	if t.coverage.Tier.seesEnds() {
 		q.called = iterSweep
 	}
 	busy := false

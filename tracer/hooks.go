@@ -182,6 +182,9 @@ func weakOf(c *Coverage, o Options) (weak []string) {
 			}
 		}
 	}
+	if c.Tier == TierMM && !mmShown {
+		weak = append(weak, "the mm tier: no test under load has shown yet that it sees everything on this kernel")
+	}
 	if o.skipped() {
 		needed = append(needed, copiesOf(o.Tier)...)
 	}
@@ -212,6 +215,8 @@ func hooksOf(t Tier) []hook {
 		return slices.Concat(tracepointHooks, lifeHooks)
 	case TierNotifierProbe:
 		return slices.Concat(probeHooks, lifeHooks)
+	case TierMM:
+		return slices.Concat(mmHooks, lifeHooks)
 	}
 	return nil
 }
@@ -249,7 +254,7 @@ func adapted(o Options, types kernelTypes) ([]hook, error) {
 // HookName returns the name of a hook as in [Coverage], e.g.
 // "tp_btf/sys_enter", or "none".
 func HookName(h mm.Hook) string {
-	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks, deathProbes, syscallCopies, lifeCopies, tracepointCopies, probeCopies} {
+	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks, mmHooks, deathProbes, syscallCopies, lifeCopies, tracepointCopies, probeCopies} {
 		for i := range hooks {
 			if hooks[i].id == h {
 				return hooks[i].name
@@ -299,6 +304,9 @@ func (h *hook) attach(prog *ebpf.Program, types kernelTypes) (link.Link, error) 
 func gapsOf(t Tier) []Gap {
 	if t == TierSyscall {
 		return slices.Clone(syscallGaps)
+	}
+	if t == TierMM {
+		return slices.Clone(mmGaps)
 	}
 	return nil // an MMU notifier hears of everything
 }

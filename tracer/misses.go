@@ -55,6 +55,12 @@ var together = [][]mm.Hook{
 	{layout.HookSchedExit, layout.HookSchedExitCopy},
 	{layout.HookExitMmap, layout.HookExitMmapCopy, layout.HookExitMmapClassic},
 	{layout.HookExitMmapFentry},
+	// of the mm tier: an end that was not skipped tells of a begin that was
+	{layout.HookUnmapFentry, layout.HookUnmapFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
+	{layout.HookZapFentry, layout.HookZapFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
+	{layout.HookHugetlbFentry, layout.HookHugetlbFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
+	{layout.HookProtectFentry, layout.HookProtectFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
+	{layout.HookMoveFentry, layout.HookMoveFentry2, layout.HookMoveFexit},
 }
 
 // lostOf is how many events were lost at most, by the miss counters of the
@@ -80,6 +86,9 @@ var rescues = map[mm.Hook]uint32{
 	layout.HookNotifierEndFentry2:   countMissedEndFentry2,
 	layout.HookNotifierEndFentry:    countMissedEndFentry,
 	layout.HookNotifierEndKprobe:    countMissedEndKprobe,
+	layout.HookZapFentry:            countMissedStartFentry, // of the mm tier, for all functions
+	layout.HookZapKprobe:            countMissedStartKprobe,
+	layout.HookZapFentry2:           countMissedStartFentry2,
 }
 
 // Misses reports what each hook has missed. A miss is not yet a loss: most

@@ -51,6 +51,7 @@ type Options struct {
 	ReadyFeed FeedOptions
 
 	poll bool // tests: as if programs could be skipped
+	slow bool // tests of the mm tier: the hooks of one call may be any time apart
 
 	// for tests: with copies as on a kernel that skips raw tracepoint programs,
 	// or without any, whatever the kernel; attached in the other order
@@ -194,6 +195,11 @@ func open(o Options) (*Tracer, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.Tier == TierMM {
+		if err := adaptMM(spec, hooks, types, o.slow); err != nil {
+			return nil, err
+		}
+	}
 	version, err := kernelVersion()
 	if err != nil {
 		return nil, err
@@ -255,6 +261,11 @@ func open(o Options) (*Tracer, error) {
 	}
 	t.coverage.Weak = weakOf(&t.coverage, o)
 	t.slots = newSlots(&t.objs, spec, t.coverage.Tier, o)
+	if t.coverage.Tier == TierMM && !o.slow {
+		if err := t.proveFires(); err != nil {
+			return nil, errors.Join(hookError("the mm tier", errors.Join(ErrNotSupported, err)), t.Close())
+		}
+	}
 	return t, nil
 }
 

@@ -89,5 +89,27 @@ const (
 	HookKVMUnmapClassic      = C.UMMU_HOOK_KVM_UNMAP_CLASSIC
 	HookKVMWitnessCopy       = C.UMMU_HOOK_KVM_WITNESS_COPY
 	HookKVMWitnessClassic    = C.UMMU_HOOK_KVM_WITNESS_CLASSIC
+	HookUnmapFentry          = C.UMMU_HOOK_UNMAP_FENTRY
+	HookUnmapFentry2         = C.UMMU_HOOK_UNMAP_FENTRY2
+	HookUnmapKprobe          = C.UMMU_HOOK_UNMAP_KPROBE
+	HookZapFentry            = C.UMMU_HOOK_ZAP_FENTRY
+	HookZapFentry2           = C.UMMU_HOOK_ZAP_FENTRY2
+	HookZapKprobe            = C.UMMU_HOOK_ZAP_KPROBE
+	HookHugetlbFentry        = C.UMMU_HOOK_HUGETLB_FENTRY
+	HookHugetlbFentry2       = C.UMMU_HOOK_HUGETLB_FENTRY2
+	HookHugetlbKprobe        = C.UMMU_HOOK_HUGETLB_KPROBE
+	HookFixupFentry          = C.UMMU_HOOK_FIXUP_FENTRY
+	HookFixupKprobe          = C.UMMU_HOOK_FIXUP_KPROBE
+	HookProtectFentry        = C.UMMU_HOOK_PROTECT_FENTRY
+	HookProtectFentry2       = C.UMMU_HOOK_PROTECT_FENTRY2
+	HookProtectKprobe        = C.UMMU_HOOK_PROTECT_KPROBE
+	HookMoveFentry           = C.UMMU_HOOK_MOVE_FENTRY
+	HookMoveFentry2          = C.UMMU_HOOK_MOVE_FENTRY2
+	HookMoveKprobe           = C.UMMU_HOOK_MOVE_KPROBE
+	HookMoveFexit            = C.UMMU_HOOK_MOVE_FEXIT
+	HookGather               = C.UMMU_HOOK_GATHER
+	HookFinishFentry         = C.UMMU_HOOK_FINISH_FENTRY
+	HookFinishFentry2        = C.UMMU_HOOK_FINISH_FENTRY2
+	HookFinishKprobe         = C.UMMU_HOOK_FINISH_KPROBE
 	HookMax                  = C.UMMU_HOOK_MAX
 )

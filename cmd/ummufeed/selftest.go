@@ -40,8 +40,6 @@ func (f tierFlag) tiers() ([]tracer.Tier, error) {
 	switch f {
 	case "notifier":
 		return []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint}, nil
-	case "mm":
-		return nil, &exitError{exitUnsupported, fmt.Errorf("tier mm cannot be opened by this version")}
 	}
 	for _, t := range selftest.Tiers() {
 		if string(f) == t.String() {

@@ -24,7 +24,8 @@ import (
 const tierHelp = `Tiers: syscall sees calls at their entry and exit; notifier sees what the kernel
 does to page tables, by any path, before it does it, with exact ranges and without
 results, but only in address spaces that have an MMU notifier: by probes where they
-exist (notifier/probe), else by KVM's tracepoint (notifier/tracepoint). auto is the
+exist (notifier/probe), else by KVM's tracepoint (notifier/tracepoint). mm sees the same
+in every address space, where the kernel's memory management can be probed. auto is the
 strongest that passes its self-test (check --self-test, made when it is not known since
 the boot) and needs nothing done to the program: a notifier is made only if asked for.`
 
@@ -89,7 +90,7 @@ func (f tierFlag) notifier() bool { return strings.HasPrefix(string(f), "notifie
 
 // beginsOnly reports whether streams of a tier have records before a change
 // and none after it, and neither arguments nor results of calls.
-func beginsOnly(tier string) bool { return strings.HasPrefix(tier, "notifier/") }
+func beginsOnly(tier string) bool { return strings.HasPrefix(tier, "notifier/") || tier == "mm" }
 
 // streamGaps are what streams of a tier do not show, beyond its own gaps.
 func streamGaps(tier tracer.Tier) []recording.Gap {

@@ -71,7 +71,7 @@ func Open(o Options) (*feed.Watch, error) {
 		tier = tracer.TierSyscall
 	}
 	openIt := openTier
-	if tier != tracer.TierSyscall && o.PID != 0 && o.PID != os.Getpid() {
+	if needsNotifier(tier) && o.PID != 0 && o.PID != os.Getpid() {
 		openIt = openOther
 	}
 	w, err := openIt(tier, o)
@@ -99,6 +99,12 @@ func openTier(tier tracer.Tier, o Options) (*feed.Watch, error) {
 		return nil, errors.Join(err, release(tier))
 	}
 	return w, nil
+}
+
+// needsNotifier reports whether a tier sees nothing of a process that has no
+// MMU notifier.
+func needsNotifier(t tracer.Tier) bool {
+	return t == tracer.TierNotifierProbe || t == tracer.TierNotifierTracepoint
 }
 
 // open opens a watch whose Close calls free last; an error does not. holder is
@@ -190,7 +196,7 @@ func acquire(tier tracer.Tier) (*kernelSide, error) {
 		if weak := k.tracer.Coverage().Weak; len(weak) != 0 {
 			return nil, errors.Join(fmt.Errorf("unfit: %s", strings.Join(weak, "; ")), k.tracer.Close())
 		}
-		if tier != tracer.TierSyscall {
+		if needsNotifier(tier) {
 			if k.notifier, err = tracer.MakeNotifier(); err != nil {
 				return nil, errors.Join(err, k.tracer.Close())
 			}

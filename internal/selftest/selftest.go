@@ -96,7 +96,7 @@ func Run(ctx context.Context, o Options) (_ *Report, err error) {
 
 // Tiers are the tiers that can be tested, strongest first.
 func Tiers() []tracer.Tier {
-	return []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint, tracer.TierSyscall}
+	return []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint, tracer.TierMM, tracer.TierSyscall}
 }
 
 // Attempt is what became of one tier: a report, or the reason why there is none.

@@ -36,8 +36,8 @@ var rounds = flag.Int("rounds", 20_000, "rounds of each race")
 var tier tracer.Tier
 
 func init() {
-	flag.Func("tier", "`tier` to test: syscall (default), notifier/tracepoint, notifier/probe", func(name string) error {
-		for _, t := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
+	flag.Func("tier", "`tier` to test: syscall (default), mm, notifier/tracepoint, notifier/probe", func(name string) error {
+		for _, t := range []tracer.Tier{tracer.TierSyscall, tracer.TierMM, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
 			if t.String() == name {
 				tier = t
 				return nil
