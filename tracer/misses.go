@@ -55,12 +55,12 @@ var together = [][]mm.Hook{
 	{layout.HookSchedExit, layout.HookSchedExitCopy},
 	{layout.HookExitMmap, layout.HookExitMmapCopy, layout.HookExitMmapClassic},
 	{layout.HookExitMmapFentry},
-	// of the mm tier: an end that was not skipped tells of a begin that was
-	{layout.HookUnmapFentry, layout.HookUnmapFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
-	{layout.HookZapFentry, layout.HookZapFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
-	{layout.HookHugetlbFentry, layout.HookHugetlbFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
-	{layout.HookProtectFentry, layout.HookProtectFentry2, layout.HookFinishFentry, layout.HookFinishFentry2},
-	{layout.HookMoveFentry, layout.HookMoveFentry2, layout.HookMoveFexit},
+	// of the mm tier, where an end that was not skipped tells as well
+	{layout.HookUnmapFentry, layout.HookUnmapFentry2},
+	{layout.HookZapFentry, layout.HookZapFentry2},
+	{layout.HookHugetlbFentry, layout.HookHugetlbFentry2},
+	{layout.HookProtectFentry, layout.HookProtectFentry2},
+	{layout.HookMoveFentry, layout.HookMoveFentry2},
 }
 
 // lostOf is how many events were lost at most, by the miss counters of the
