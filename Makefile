@@ -21,6 +21,8 @@ help:
 	@echo 'make test-package  the package, installed and used in a fresh Debian with systemd'
 	@echo 'make test-vm       the tests on Debian kernels 6.1 and 6.12, in QEMU; at most 20 minutes'
 	@echo 'make test-kernels  the same on 5.10, 6.18 and 7.3 as well'
+	@echo 'make kill-test     the daemon killed, ended and stopped KILLS=1000 times under running programs'
+	@echo 'make soak-daemon   128 programs at full speed over the daemon, FULL=60s'
 	@echo 'make soak          random changes against the oracle: OPS= TIER= SEED='
 
 .PHONY: build
@@ -132,3 +134,18 @@ soak:
 	@mkdir -p bin
 	$(GO) build -o bin/soak ./test/soak
 	bin/soak -ops $(or $(OPS),1000000) -tier $(or $(TIER),syscall) -seed $(or $(SEED),0)
+
+# The daemon killed, ended and stopped at random while programs use its feed;
+# about a second each time. SEED= repeats the order, not the moments.
+KILLS ?= 1000
+.PHONY: kill-test
+kill-test:
+	@scripts/setup test
+	$(GO) test -count 1 -timeout 120m -v -run 'TestKill' ./test/kill -kills $(KILLS) -seed $(or $(SEED),0)
+
+# Many programs that change and look up at full speed, each with two watches.
+FULL ?= 60s
+.PHONY: soak-daemon
+soak-daemon:
+	@scripts/setup test
+	$(GO) test -count 1 -timeout 30m -v -run TestCrowd ./test/kill -full $(FULL)

@@ -246,8 +246,10 @@ func (l *lease) wait(ctx context.Context, events int16) error {
 			}
 		}
 		p := []unix.PollFd{{Fd: int32(l.held.fd), Events: events}}
-		// Rounded up; cancelling ctx is noticed after 20 ms at most.
-		n, err := unix.Poll(p, int(min(left, 20*time.Millisecond)/time.Millisecond)+1)
+		if ctx.Done() != nil { // cancelling it is noticed after 20 ms
+			left = min(left, 20*time.Millisecond)
+		}
+		n, err := unix.Poll(p, int(left/time.Millisecond)+1)
 		if err != nil && err != unix.EINTR {
 			return fmt.Errorf("wait for daemon: %w", err)
 		}
@@ -317,6 +319,9 @@ func (l *lease) receiveNow() (wire.Message, []int, error) {
 	var buf [wire.MaxBytes]byte
 	oob := make([]byte, wire.ControlBytes(wire.MaxDescriptors))
 	n, oobn, flags, _, err := unix.Recvmsg(l.held.fd, buf[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+	if err == unix.ECONNRESET { // reported once, before what the daemon has said
+		n, oobn, flags, _, err = unix.Recvmsg(l.held.fd, buf[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+	}
 	switch {
 	case err == unix.EAGAIN, err == unix.EINTR:
 		return nil, nil, nil

@@ -117,6 +117,13 @@ func (p *Producer) Memory() (feed.Memory, error) {
 	return m, nil
 }
 
+// Descriptors are files with the producer's pages, for a client that maps
+// them itself. They stay the producer's. (The ring's file begins with the
+// consumer page, as a BPF ring buffer does.)
+func (p *Producer) Descriptors() (status, epoch, interest, ring int) {
+	return p.fds[0], p.fds[1], p.fds[2], p.fds[3]
+}
+
 // Watch makes a watch of Memory.
 func (p *Producer) Watch() (*feed.Watch, error) {
 	m, err := p.Memory()

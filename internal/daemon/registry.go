@@ -60,7 +60,7 @@ type user struct {
 }
 
 const (
-	openingPerUser = 4
+	openingPerUser = 64
 	// connections of a user beyond its watches: handshakes and status
 	sparePerUser = 32
 	// openInterval is how often a user may open a watch for ever. As many as

@@ -325,6 +325,9 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 	r := &ss.s.clients
 	done := r.opening(ss.id.uid)
 	defer done()
+	if ss.hungUp() { // while it waited
+		return nil, io.EOF
+	}
 	id, err := r.reserve(ss.id)
 	if err != nil && r.sweep(ss.id.uid) > 0 {
 		// The sessions of the dead give their places back by themselves.
@@ -374,6 +377,18 @@ func (ss *session) close(w *watch) error {
 	err := w.feed.Close()
 	ss.s.clients.remove(w)
 	return err
+}
+
+// hungUp reports whether the client has closed the connection already.
+func (ss *session) hungUp() bool {
+	gone := false
+	control(ss.c, func(fd int) error {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLRDHUP}}
+		n, err := unix.Poll(p, 0)
+		gone = err == nil && n > 0
+		return err
+	})
+	return gone
 }
 
 // settleInterval is how often a client is answered by a look at the tasks.

@@ -19,6 +19,7 @@ const module = "github.com/ummu/ummu/"
 // how is, by name, the go command and what it builds.
 var how = map[string][]string{
 	"ummufeed":        {"build", module + "cmd/ummufeed"},
+	"ummufeed-guards": {"build", "-tags=ummu_guards", module + "cmd/ummufeed"},
 	"soak":            {"build", module + "test/soak"},
 	"soak-guards":     {"build", "-tags=ummu_guards", module + "test/soak"},
 	"selftest-guards": {"test", "-c", "-tags=ummu_guards", module + "internal/selftest"},
