@@ -54,7 +54,7 @@ type Queue struct {
 
 // transferTimeout bounds the wait for a completion. The device gives up
 // earlier: 8 tries of at most 67 ms each, as the connection asks for.
-const transferTimeout = 60_000 // ms
+const transferTimeout = 20_000 // ms
 
 const depth = 16
 

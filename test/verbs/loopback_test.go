@@ -10,6 +10,7 @@ import (
 	"errors"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -125,19 +126,27 @@ func TestRightsAreEnforced(t *testing.T) {
 			before := bytes.Clone(b)
 			err = c.do(m)
 			var failed *ibv.TransferError
-			if !errors.As(err, &failed) || failed.Status != ibv.StatusRemoteAccess {
+			// Soft-RoCE of 5.10 refuses and tells nobody.
+			silent := strings.HasPrefix(release(), "5.10.") && errors.Is(err, unix.ETIMEDOUT)
+			if !silent && (!errors.As(err, &failed) || failed.Status != ibv.StatusRemoteAccess) {
 				t.Errorf("%v, want a remote access error", err)
 			}
 			if !bytes.Equal(b, before) {
 				t.Error("bytes were written")
 			}
 			s := r.src.span()
-			if again := r.q.Write(r.srcM, s, r.dstM.IOVA(), r.dstM.RKey()); !errors.As(again, &failed) {
+			if again := r.q.Write(r.srcM, s, r.dstM.IOVA(), r.dstM.RKey()); again == nil || !silent && !errors.As(again, &failed) {
 				t.Errorf("after that: %v, want the same error", again)
 			}
 		})
 	}
 	r.connect()
+}
+
+func release() string {
+	var u unix.Utsname
+	unix.Uname(&u)
+	return unix.ByteSliceToString(u.Release[:])
 }
 
 // Memory of the Go heap, pinned, while the collector runs.
