@@ -353,7 +353,7 @@ u64 iter_mm;
 u64 iter_opened; /* opened, after the watch was bound */
 u32 iter_pid; /* the process asked about, in the reader's pid namespace */
 u32 iter_called; /* enum below */
-enum { ITER_SPACES, ITER_EVENTS, ITER_SWEEP }; /* for OpenFeed; for the notifier tiers */
+enum { ITER_SPACES, ITER_EVENTS }; /* for OpenFeed; for the notifier tiers */
 
 static __always_inline int nr_in(struct pid *pid, u32 level)
 {
@@ -444,11 +444,11 @@ static __always_inline bool uncounted(struct task_struct *task)
 }
 
 /*
- * The notifier tracepoint sees no ends. A task has left the call of its last
+ * The notifier tracepoint sees no ends, and its probes may miss one. A task has left the call of its last
  * event if it is not where it was: other registers, or another call. Kernel
  * threads have no registers; one that sleeps for work has finished the last.
  */
-static __always_inline bool in_event(struct task_struct *task, const struct inflight *f)
+static __noinline bool in_event(struct task_struct *task, const struct inflight *f)
 {
 	struct pt_regs *regs;
 	u64 ip, sp;
@@ -470,27 +470,26 @@ static __always_inline bool in_event(struct task_struct *task, const struct infl
 	return ip == f->a[0] && sp == f->a[1];
 }
 
+/* Nothing is written here: what a task has begun only the task itself ends, so
+ * that it is counted once. */
 static __always_inline bool in_last_event(struct task_struct *task)
 {
 	u32 tid = BPF_CORE_READ(task, pid);
 	struct inflight *f = bpf_map_lookup_elem(&tasks, &tid);
 
-	if (!f || !(f->active || f->foreign))
-		return false;
-	if (f->active && f->mm != iter_mm)
-		return false;	/* not of the address space asked about */
-	return in_event(task, f);
-}
+	/* of the address space asked about, or of nobody knows which */
+	if (f && (f->foreign || (f->active && f->mm == iter_mm)) && in_event(task, f))
+		return true;
+	for (u32 level = 0; level < RANGE_LEVELS; level++) {
+		u64 key = range_key(tid, level);
 
-/* The notifier probes see ends, but may miss one. */
-static __always_inline void sweep_ranges(struct task_struct *task)
-{
-	u32 tid = BPF_CORE_READ(task, pid);
-	u64 key = range_key(tid, 0);
-	struct inflight *f = bpf_map_lookup_elem(&requests, &key);
-
-	if (f && f->active && !in_event(task, f))
-		close_ranges(tid, 0);
+		f = bpf_map_lookup_elem(&requests, &key);
+		if (!f || !f->active)
+			break;
+		if (f->mm == iter_mm && in_event(task, f))
+			return true;
+	}
+	return false;
 }
 
 SEC("iter/task")
@@ -503,10 +502,6 @@ int list_tasks(struct bpf_iter__task *ctx)
 	if (!task)
 		return 0;
 	l.mm = (u64)BPF_CORE_READ(task, mm);
-	if (iter_called == ITER_SWEEP) {
-		sweep_ranges(task);
-		return 0;
-	}
 	if (iter_called == ITER_EVENTS) {
 		l.busy = in_last_event(task);
 		if (l.busy)

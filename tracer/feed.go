@@ -208,32 +208,26 @@ func (t *Tracer) movedOrGone(pid int) error {
 }
 
 // What the task iterator is asked (iter_called in bpf/syscall.bpf.c).
-const (
-	iterEvents = uint32(1 + iota)
-	iterSweep
-)
+const iterEvents = uint32(1)
 
 // Settled reports that no change which began before the call is in flight
 // any more, as far as the task iterator can tell: false is no proof of the
-// contrary. It is for the notifier tiers: the tracepoint sees no ends, the
-// probes may miss one, which is then counted as ended here. It takes some
-// 100 us and more with the number of tasks of the machine.
+// contrary. It is for the tiers below the calls: the tracepoint sees no ends, probes
+// may miss one, which stays counted as in flight until the task's next
+// change or its exit. It takes some 100 us and more with the number of tasks
+// of the machine.
 func (f *Feed) Settled() bool {
 	t := f.t
 	if t.begin() != nil {
 		return false
 	}
 	defer t.ops.Done()
-	q := question{space: f.space, called: iterEvents}
-	if t.coverage.Tier.seesEnds() {
-		q.called = iterSweep
-	}
 	busy := false
-	err := t.eachTask(q, func(l *task) bool {
+	err := t.eachTask(question{space: f.space, called: iterEvents}, func(l *task) bool {
 		busy = l.Busy != 0
 		return !busy
 	})
-	return err == nil && !busy && q.called == iterEvents
+	return err == nil && !busy
 }
 
 // Descriptors of the shared memory. They stay the Feed's and are closed by

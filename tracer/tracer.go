@@ -457,7 +457,7 @@ type question struct {
 	space  uint64 // and those of this address space
 	ref    uint64 // that may be inside a change which was not counted for this watch;
 	opened uint64 // and was bound when the kernel side had this many;
-	called uint32 // or something else: iterEvents, iterSweep
+	called uint32 // or something else: iterEvents
 }
 
 // eachTask calls f for the tasks that the question is about, as this
