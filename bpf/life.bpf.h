@@ -26,12 +26,12 @@ static __always_inline void owner_ends(void)
 	u32 zero = 0;
 	struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
 
-	/* once: of tasks that end together all may find themselves the last, and
-	 * 256 deaths would be none */
 	owner = 0;
 	owner_mm = 0;
-	if (e && ON(GUARD_OWNER_DEATH))
+	if (e && ON(GUARD_OWNER_DEATH)) {
+		add_ordered(&e->deaths, 1);
 		ADD(&e->word, UMMU_GEN_DEATH);
+	}
 }
 
 /* Each program of the three events asks first, before it finds that another

@@ -175,8 +175,10 @@ static __always_inline void untracked_foreign(void)
 {
 	struct ummu_epoch *e = epoch_page();
 
-	if (e)
+	if (e) {
+		add_ordered(&e->untracked, 1);
 		ADD(&e->word, UMMU_GEN_DEATH);
+	}
 }
 
 static __always_inline void close_previous(struct inflight *f, u32 tid)

@@ -189,7 +189,7 @@ int hook_space_death(u64 *ctx)
 #define CTL_WATCH_SPACE	1	/* {op, mm, tgid or 0, ref}; tgid: followed, and told of exits */
 #define CTL_WATCH_ALL	2	/* {op, 0, 0, ref} */
 #define CTL_UNWATCH_ALL	3	/* {op, 0, 0, ref} */
-#define CTL_EPOCH	4	/* {op, addend of the epoch word, misses, 0} */
+#define CTL_EPOCH	4	/* {op, addend of the epoch word, misses, deaths} */
 #define CTL_KILL	5	/* {op, addend of the generation, 0, ref} */
 #define CTL_UNWATCH_SPACE 6	/* {op, mm, 0, ref} */
 #define CTL_OWN		7	/* {op, 0, 0, 0}: the caller is the owner */
@@ -299,7 +299,8 @@ int control(u64 *ctx)
 
 		if (!e)
 			return -12;
-		ADD(&e->misses, ctx[2]);
+		add_ordered(&e->misses, ctx[2]);
+		add_ordered(&e->deaths, ctx[3]);
 		ADD(&e->word, ctx[1]);
 		return 0;
 	}

@@ -221,7 +221,12 @@ struct ummu_epoch {
 	__u64 word;
 	__u32 version, size;
 	__u64 misses;		/* calls that some hook is known to have missed */
-	__u64 reserved0[5];
+	/* Counters that move before the word does: 256 losses of it look like a
+	 * death. Not 0 is the end of every watch, now and later; */
+	__u64 deaths;
+	/* a move ends the watches that there are. */
+	__u64 untracked;
+	__u64 reserved0[3];
 	/* 64: changes whose address space the hook cannot know; they count for
 	 * every watch. The kernel side takes the banks in turns, by the clock. */
 	__u64 begun[UMMU_BANKS];

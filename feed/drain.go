@@ -115,9 +115,10 @@ func lossesOf(g uint64) uint16 { return uint16((g - layout.GenStart) >> 48) }
 
 const deathUnits = layout.GenDeath >> 48
 
-// died reports whether the kernel side has given the watch up.
+// died reports whether the kernel side has given the watch up, or every watch.
 func (w *Watch) died() bool {
-	return atomic.LoadUint64(&w.status.Deaths)|atomic.LoadUint64(&w.status.Untracked) != 0 ||
+	return atomic.LoadUint64(&w.status.Deaths)|atomic.LoadUint64(&w.status.Untracked)|
+		atomic.LoadUint64(&w.epochPage.Deaths) != 0 || atomic.LoadUint64(&w.epochPage.Untracked) != w.untracked ||
 		atomic.LoadUint64(w.generation) == 0 || w.wrong.Load()
 }
 
@@ -142,10 +143,6 @@ func (w *Watch) drain(to sink) State {
 		rest = int16(lossesOf(g) - uint16(w.excess+lost+unpaired))
 	}
 	if rest >= deathUnits/2 {
-		dying = true
-	}
-	// The epoch word has no counters. Its parts are as the generation's.
-	if uint16((e-w.epochKnown)>>48) >= deathUnits {
 		dying = true
 	}
 	if dying {

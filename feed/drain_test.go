@@ -47,6 +47,18 @@ func TestDrain(t *testing.T) {
 		}, feed.DeadState, []event{exit}},
 		{"untracked", func(p *feedtest.Producer) { p.Untracked() }, feed.DeadState, []event{exit}},
 		{"kernel side ends", func(p *feedtest.Producer) { p.KillAll() }, feed.DeadState, []event{exit}},
+		{"a change of anybody untracked", func(p *feedtest.Producer) { p.UntrackedAll() }, feed.DeadState, []event{exit}},
+		{"600 losses of everybody are no death", func(p *feedtest.Producer) {
+			for range 600 {
+				p.LoseAll()
+			}
+		}, feed.Fresh, []event{lost(0)}},
+		{"end of the kernel side after 65,280 losses", func(p *feedtest.Producer) {
+			for range 65_280 {
+				p.LoseAll()
+			}
+			p.KillAll()
+		}, feed.DeadState, []event{exit}},
 		{"generation zero", func(p *feedtest.Producer) { atomic.StoreUint64(&p.Status.Generation, 0) }, feed.DeadState, []event{exit}},
 		{"counted later", func(p *feedtest.Producer) {
 			c := p.Prepare(mm.Zap, pages(1, 2), mm.Range{})
@@ -329,5 +341,35 @@ func TestDead(t *testing.T) {
 	}
 	if err := w.Close(); err != nil || w.Gaps() != 0 || w.Tier() != 0 {
 		t.Error(err)
+	}
+}
+
+// The end of the kernel side is for ever; what it could not track ends the
+// watches that there were.
+func TestNewAfterTheEnd(t *testing.T) {
+	for name, c := range map[string]struct {
+		do    func(*feedtest.Producer)
+		valid bool
+	}{
+		"kernel side ended":  {(*feedtest.Producer).KillAll, false},
+		"untracked change":   {(*feedtest.Producer).UntrackedAll, true},
+		"losses of everyone": {(*feedtest.Producer).LoseAll, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, old := pair(t, everything)
+			c.do(p)
+			old.Close()
+			w, err := p.Watch()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer w.Close()
+			if w.Valid() != c.valid {
+				t.Errorf("valid: %v", w.Valid())
+			}
+			if s, _ := drain(w); (s == feed.DeadState) == c.valid {
+				t.Errorf("drain: %v", s)
+			}
+		})
 	}
 }

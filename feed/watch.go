@@ -74,6 +74,7 @@ type Watch struct {
 	dying      bool   // seen to have ended
 	dead       bool   // and that was delivered
 	published  uint64 // what this side stored in seen.generation
+	untracked  uint64 // epoch.untracked when the watch was made
 	epochKnown uint64 // epoch up to which losses were delivered
 	lost       uint64 // status.lost up to which losses were delivered
 	unpaired   uint64 // status.unpaired likewise
@@ -166,6 +167,7 @@ func New(m Memory) (*Watch, error) {
 	}
 	w.ring.pos = atomic.LoadUint64(w.ring.consumer)
 	w.ring.stored = w.ring.pos
+	w.untracked = atomic.LoadUint64(&ep.Untracked)
 	w.epochKnown = atomic.LoadUint64(w.epoch)
 	// Nothing is cached, so the present state is the one seen. Its losses
 	// are counted from here; loaded after the generation, see Drain.

@@ -414,8 +414,8 @@ func TestFeedCloseMarks(t *testing.T) {
 		if err := tr.Close(); err != nil {
 			t.Fatal(err)
 		}
-		if e := atomic.LoadUint64(&ep.Word); e < before+layout.GenDeath {
-			t.Errorf("epoch %#x, was %#x", e, before)
+		if e := atomic.LoadUint64(&ep.Word); e < before+layout.GenDeath || atomic.LoadUint64(&ep.Deaths) == 0 {
+			t.Errorf("epoch %#x, was %#x, %d deaths", e, before, atomic.LoadUint64(&ep.Deaths))
 		}
 	})
 }

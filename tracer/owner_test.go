@@ -135,7 +135,7 @@ func startOwner(t *testing.T, way string) *owner {
 }
 
 func (o *owner) dead() bool {
-	return (atomic.LoadUint64(&o.epoch.Word)-layout.GenStart)>>48 >= 1<<8
+	return atomic.LoadUint64(&o.epoch.Deaths) != 0
 }
 
 // expectDeathFirst changes memory until the epoch says that the owner died:

@@ -393,7 +393,7 @@ func (t *Tracer) close() error {
 	t.mu.Unlock()
 	var errs []error
 	if !guard.Off(guard.CloseMarks) { // all of them, before the first hook goes
-		errs = append(errs, t.control(ctlEpoch, layout.GenDeath, 0, 0))
+		errs = append(errs, t.control(ctlEpoch, layout.GenDeath, 0, 1))
 	}
 	for _, f := range feeds {
 		errs = append(errs, f.Close())

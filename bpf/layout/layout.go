@@ -52,7 +52,9 @@ type (
 		Version   uint32
 		Size      uint32
 		Misses    uint64
-		Reserved0 [5]uint64
+		Deaths    uint64
+		Untracked uint64
+		Reserved0 [3]uint64
 		Begun     [2]uint64
 		Ended     [2]uint64
 		Reserved1 [500]uint64

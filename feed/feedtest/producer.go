@@ -368,7 +368,17 @@ func (p *Producer) Untracked() {
 func (p *Producer) LoseAll() { atomic.AddUint64(&p.Epoch.Word, layout.GenLoss) }
 
 // KillAll is the end of this kernel side.
-func (p *Producer) KillAll() { atomic.AddUint64(&p.Epoch.Word, layout.GenDeath) }
+func (p *Producer) KillAll() {
+	atomic.AddUint64(&p.Epoch.Deaths, 1)
+	atomic.AddUint64(&p.Epoch.Word, layout.GenDeath)
+}
+
+// UntrackedAll is a change of nobody-knows-whose address space that the kernel
+// side could not track.
+func (p *Producer) UntrackedAll() {
+	atomic.AddUint64(&p.Epoch.Untracked, 1)
+	atomic.AddUint64(&p.Epoch.Word, layout.GenDeath)
+}
 
 // The header of a record in a BPF ring buffer.
 const (
