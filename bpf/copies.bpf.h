@@ -211,13 +211,13 @@ int hook_kvm_unmap_classic(struct hva_record *r)
 SEC("raw_tp/kvm_unmap_hva_range")
 int hook_kvm_witness_copy(u64 *ctx)
 {
-	return witness(ctx[0], ctx[1], UMMU_HOOK_KVM_WITNESS_COPY);
+	return witness(ctx[0], ctx[1], UMMU_HOOK_KVM_WITNESS_COPY, SAW_WITNESS_COPY);
 }
 
 SEC("tracepoint/kvm/kvm_unmap_hva_range")
 int hook_kvm_witness_classic(struct hva_record *r)
 {
-	return witness(r->start, r->end, UMMU_HOOK_KVM_WITNESS_CLASSIC);
+	return witness(r->start, r->end, UMMU_HOOK_KVM_WITNESS_CLASSIC, SAW_WITNESS_CLASSIC);
 }
 
 #endif

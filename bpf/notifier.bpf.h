@@ -335,6 +335,11 @@ struct mmu_notifier_range {
 #define SAW_KPROBE SAW_CLASSIC
 #define SAW_FENTRY2 4
 #define SAW_HOOKS 3
+/* Each program of the witness finds an event once: what it finds again is
+ * another event of the same range, of which the probes saw nothing. */
+#define SAW_WITNESS 16
+#define SAW_WITNESS_COPY 32
+#define SAW_WITNESS_CLASSIC 64
 
 /* Kernel threads that move and unmap pages, but none that is pinned. */
 static __always_inline bool is_housekeeper(struct task_struct *task)
@@ -490,8 +495,12 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 	struct inflight *f;
 	u32 level;
 
-	if (!ON(GUARD_HOOK_THERE) || is_skipped() || !space_of(mm))
+	if (!ON(GUARD_HOOK_THERE) || is_skipped())
 		return 0;
+	if (!space_of(mm)) {
+		take_back(tid, start, end);
+		return 0;
+	}
 	for (level = 0; level < RANGE_LEVELS; level++) {
 		key = range_key(tid, level);
 		f = bpf_map_lookup_elem(&requests, &key);
@@ -518,8 +527,10 @@ static __always_inline int range_end(struct mmu_notifier_range *r, u8 hook, u8 s
 		break;
 	}
 	cause_of(&why, task);
-	if (is_harmless(BPF_CORE_READ(r, event), task, &why))
+	if (is_harmless(BPF_CORE_READ(r, event), task, &why)) {
+		take_back(tid, start, end);
 		return 0;
+	}
 	/* neither hook saw the start, or the change is older than the watch */
 	count(COUNT_UNPAIRED);
 	if (level == RANGE_LEVELS) {
@@ -580,12 +591,13 @@ int hook_end_fentry2(u64 *ctx)
  * address space it begins the change itself, with depth 0 for unknown; for
  * others it is a loss to everybody.
  */
-static __always_inline int witness(u64 start, u64 end, u8 hook)
+static __always_inline int witness(u64 start, u64 end, u8 hook, u8 saw)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 	u64 mm, now = bpf_ktime_get_ns();
 	struct cause why = {};
+	struct unwatched *aside;
 	struct ummu_epoch *e;
 
 	if (!ON(GUARD_HOOK_THERE) || is_skipped())
@@ -596,31 +608,39 @@ static __always_inline int witness(u64 start, u64 end, u8 hook)
 
 		if (!f || !f->active)
 			break;
-		if (f->c.start == start && f->c.end == end && now - f->seen_ns < PARTNER_END_NS)
+		if (f->c.start == start && f->c.end == end && !(f->entered & saw) && now - f->seen_ns < PARTNER_END_NS) {
+			f->entered |= saw;
 			return 0;
+		}
 	}
-	if (was_set_aside(tid, start, end))
+	aside = is_aside(tid, start, end);
+	if (aside && !(aside->seen & saw)) {
+		aside->seen |= saw;
 		return 0;
+	}
 	cause_of(&why, task);
 	mm = (u64)BPF_CORE_READ(task, mm);
 	if (why.fork || (why.own && !space_of(mm)))
 		return 0;
 	count(COUNT_WITNESS);
 	if (why.own)
-		return begin_range(&why, tid, mm, start, end, EVENT(UNMAP), hook, 0, 0);
+		return begin_range(&why, tid, mm, start, end, EVENT(UNMAP), hook, saw, 0);
 	e = epoch_page();
 	if (e) {
 		add_ordered(&e->misses, 1);
 		ADD(&e->word, UMMU_GEN_LOSS);
 	}
 	set_aside(tid, start, end);	/* told, for a copy of this program */
+	aside = is_aside(tid, start, end);
+	if (aside)
+		aside->seen = saw;
 	return 0;
 }
 
 SEC("raw_tp/kvm_unmap_hva_range")
 int hook_kvm_witness(u64 *ctx)
 {
-	return witness(ctx[0], ctx[1], UMMU_HOOK_KVM_WITNESS);
+	return witness(ctx[0], ctx[1], UMMU_HOOK_KVM_WITNESS, SAW_WITNESS);
 }
 
 #if defined(__TARGET_ARCH_x86)

@@ -233,7 +233,9 @@ enum counter {
 /* The last event of an address space that nobody watches. */
 struct unwatched {
 	u64 start, end, ns;
-	u32 tid, pad;
+	u32 tid;
+	u8 seen;	/* SAW_WITNESS* of those that found it here */
+	u8 pad[3];
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -796,17 +798,35 @@ static __always_inline void set_aside(u32 tid, u64 start, u64 end)
 		u->start = start;
 		u->end = end;
 		u->tid = tid;
+		u->seen = 0;
 		u->ns = bpf_ktime_get_ns();
 	}
 }
 
-static __always_inline bool was_set_aside(u32 tid, u64 start, u64 end)
+/* ... is over: the task's next of the same range is another. */
+static __always_inline void take_back(u32 tid, u64 start, u64 end)
 {
 	u32 zero = 0;
 	struct unwatched *u = bpf_map_lookup_elem(&last_unwatched, &zero);
 
-	return u && u->tid == tid && u->start == start && u->end == end &&
-	       bpf_ktime_get_ns() - u->ns < PARTNER_END_NS;
+	if (u && u->tid == tid && u->start == start && u->end == end)
+		u->tid = 0;
+}
+
+static __always_inline struct unwatched *is_aside(u32 tid, u64 start, u64 end)
+{
+	u32 zero = 0;
+	struct unwatched *u = bpf_map_lookup_elem(&last_unwatched, &zero);
+
+	if (u && u->tid == tid && u->start == start && u->end == end &&
+	    bpf_ktime_get_ns() - u->ns < PARTNER_END_NS)
+		return u;
+	return NULL;
+}
+
+static __always_inline bool was_set_aside(u32 tid, u64 start, u64 end)
+{
+	return is_aside(tid, start, end) != NULL;
 }
 
 /* Changes of one task that are in progress, by nesting: small numbers, where
