@@ -84,7 +84,7 @@ func TestOpensAreBounded(t *testing.T) {
 		if n := opens(t, r, id, 100); n != 0 {
 			t.Errorf("%d more too early", n)
 		}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		if n := opens(t, r, id, 100); n != 1 {
 			t.Errorf("%d more after %v, want 1", n, openInterval)
 		}
@@ -148,8 +148,10 @@ func TestProcessesAreBounded(t *testing.T) {
 				if i > 0 {
 					id, _ = child()
 				}
-				if !try(id) || !try(id) {
-					t.Fatalf("process %d of %d is refused", i+1, c.most)
+				for range 2 { // the second costs no more: it is the same process
+					if !try(id) {
+						t.Fatalf("process %d of %d is refused", i+1, c.most)
+					}
 				}
 			}
 			last, _ := child()
