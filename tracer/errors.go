@@ -72,6 +72,8 @@ type HookError struct {
 	Need   string // capability or kernel version the hook needs
 	Try    string // what an administrator can do
 	Err    error
+
+	refused bool // the capabilities are there, and yet it is not permitted
 }
 
 func (e *HookError) Error() string {
@@ -94,7 +96,7 @@ func (e *HookError) Unwrap() error { return e.Err }
 func (e *HookError) Is(target error) bool {
 	switch target {
 	case ErrPermission:
-		return errors.Is(e.Err, os.ErrPermission) // EPERM, EACCES
+		return errors.Is(e.Err, os.ErrPermission) && !e.refused // EPERM, EACCES
 	case ErrNotSupported:
 		return !e.Is(ErrPermission)
 	}
@@ -120,6 +122,14 @@ func kernelRelease() string {
 
 func hookError(hook string, err error) *HookError {
 	e := &HookError{Hook: hook, Kernel: kernelRelease(), Err: err}
+	if e.Is(ErrPermission) && mayTrace() {
+		// Some kernels answer EPERM to whole types of programs, fentry above all.
+		e.refused = true
+		e.Need = "a kernel that takes programs of this type; the capabilities are there"
+		e.Try = "another tier (ummufeed check); in a container allow bpf(2) and perf_event_open(2); " +
+			"check lockdown in /sys/kernel/security/lockdown"
+		return e
+	}
 	if e.Is(ErrPermission) {
 		e.Need = "CAP_BPF and CAP_PERFMON, or CAP_SYS_ADMIN"
 		e.Try = "run as root; in a container grant both capabilities and allow bpf(2) and perf_event_open(2); " +
@@ -132,4 +142,16 @@ func hookError(hook string, err error) *HookError {
 	}
 	e.Try = "ummufeed check"
 	return e
+}
+
+// mayTrace reports whether this thread has the capabilities that loading and
+// attaching need.
+func mayTrace() bool {
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var d [2]unix.CapUserData
+	if unix.Capget(&h, &d[0]) != nil {
+		return false
+	}
+	has := func(c uint) bool { return d[c/32].Effective>>(c%32)&1 != 0 }
+	return has(unix.CAP_SYS_ADMIN) || has(unix.CAP_BPF) && has(unix.CAP_PERFMON)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -300,20 +301,50 @@ func TestCloseAndDeadline(t *testing.T) {
 	}
 }
 
+// A refusal is for want of a capability only where one is wanting.
 func TestHookError(t *testing.T) {
 	for _, c := range []struct {
-		cause error
-		want  error
+		cause           error
+		capable, wanted error // with the capabilities, without them
 	}{
-		{unix.EPERM, ErrPermission}, {unix.EACCES, ErrPermission}, {os.ErrPermission, ErrPermission},
-		{unix.EINVAL, ErrNotSupported}, {os.ErrNotExist, ErrNotSupported},
+		{unix.EPERM, ErrNotSupported, ErrPermission},
+		{unix.EACCES, ErrNotSupported, ErrPermission},
+		{os.ErrPermission, ErrNotSupported, ErrPermission},
+		{unix.EINVAL, ErrNotSupported, ErrNotSupported},
+		{os.ErrNotExist, ErrNotSupported, ErrNotSupported},
 	} {
-		err := error(hookError("tp_btf/x", c.cause))
-		if !errors.Is(err, c.want) || !errors.Is(err, c.cause) {
-			t.Errorf("%v does not answer %v", err, c.want)
+		check := func(want error) {
+			t.Helper()
+			err := error(hookError("tp_btf/x", c.cause))
+			if !errors.Is(err, want) || !errors.Is(err, c.cause) {
+				t.Errorf("%v does not answer %v", err, want)
+			}
+			if errors.Is(err, ErrNotSupported) == errors.Is(err, ErrPermission) {
+				t.Errorf("%v answers both or none", err)
+			}
 		}
-		if c.want == ErrPermission && errors.Is(err, ErrNotSupported) {
-			t.Errorf("%v answers both", err)
-		}
+		check(c.capable)
+		withoutCapabilities(t, func() { check(c.wanted) })
+	}
+}
+
+// withoutCapabilities runs f in a thread that has none.
+func withoutCapabilities(t *testing.T, f func()) {
+	t.Helper()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	h := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var d, none [2]unix.CapUserData
+	if err := unix.Capget(&h, &d[0]); err != nil {
+		t.Fatal(err)
+	}
+	none = d
+	none[0].Effective, none[1].Effective = 0, 0
+	if err := unix.Capset(&h, &none[0]); err != nil {
+		t.Fatal(err)
+	}
+	f()
+	if err := unix.Capset(&h, &d[0]); err != nil {
+		t.Fatal(err)
 	}
 }
