@@ -122,7 +122,8 @@ func TestFindsWhatIsMissing(t *testing.T) {
 					t.Fatalf("%v is not repeated: %v", r.Finding, err)
 				}
 				t.Logf("after %d operations: %v\n%v", ops, f, small)
-				if f.Kind == Died || len(small) > 4 {
+				// one that needs two threads at once may keep a few steps more
+				if f.Kind == Died || len(small) > 12 {
 					t.Errorf("%v, %d steps", f, len(small))
 				}
 				if err := target.Close(); err != nil {
