@@ -96,6 +96,7 @@ func groupRecords(log *Log, recs []Record) map[int][]*group {
 	groups := map[int][]*group{}
 	open := map[int]*group{} // begun and not ended
 	started := false         // strace's child has executed the program
+	born := map[int]bool{}   // new tasks that strace has not shown
 	for i := range recs {
 		rec := &recs[i]
 		switch {
@@ -105,10 +106,17 @@ func groupRecords(log *Log, recs []Record) map[int][]*group {
 			continue // by whichever task had the last hold on it
 		case log.Threads[rec.TID] == nil && rec.Comm == straceComm:
 			continue
+		case log.Threads[rec.TID] == nil && rec.Kind == mm.Exit && born[rec.TID]:
+			// Killed before its first call: strace shows nothing of it.
+			delete(born, rec.TID)
+			continue
 		case rec.TID == log.Root && !started:
 			if started = rec.Kind == mm.Exec; !started {
 				continue
 			}
+		}
+		if rec.Kind == mm.Fork {
+			born[rec.Child] = true
 		}
 		g := open[rec.TID]
 		if g != nil && g.first().Call != rec.Call {
