@@ -297,7 +297,7 @@ func FuzzSequence(f *testing.F) {
 		f.Add(p[:20].Encode())
 	}
 	targets := []*Target{{Tier: "syscall"}}
-	if machine.HasKVM() || machine.Full() {
+	if machine.Full() {
 		targets = append(targets, &Target{Tier: "notifier/tracepoint"})
 	}
 	f.Cleanup(func() {
