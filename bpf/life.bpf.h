@@ -23,8 +23,7 @@ u64 owner_mm;
 
 static __always_inline void owner_ends(void)
 {
-	u32 zero = 0;
-	struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
+	struct ummu_epoch *e = epoch_page();
 
 	owner = 0;
 	owner_mm = 0;

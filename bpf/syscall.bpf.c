@@ -295,7 +295,7 @@ int control(u64 *ctx)
 		}
 		return 0;
 	case CTL_EPOCH: {
-		struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
+		struct ummu_epoch *e = epoch_page();
 
 		if (!e)
 			return -12;

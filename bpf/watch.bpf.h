@@ -787,8 +787,8 @@ static __always_inline struct inflight *request_entry(u64 key, u64 mm)
 #define PARTNER_START_NS 200000ULL
 #define PARTNER_END_NS 100000000ULL
 
-/* Remembers an event that makes no entry, on this processor, for
- * its other hooks. */
+/* Remembers an event that makes no entry, on this processor, for its other
+ * hooks. */
 static __always_inline void set_aside(u32 tid, u64 start, u64 end)
 {
 	u32 zero = 0;

@@ -40,8 +40,7 @@ u64 barks;	/* losses made here */
 
 static int look_at_loader(void *map, u32 *key, struct watchdog *w)
 {
-	u32 zero = 0;
-	struct ummu_epoch *e = bpf_map_lookup_elem(&epoch, &zero);
+	struct ummu_epoch *e = epoch_page();
 
 	if (!watchdog_on)
 		return 0;
