@@ -23,6 +23,7 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/child"
 	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
@@ -120,22 +121,8 @@ func startOther(t *testing.T, role string) *other {
 	o.cmd.Env = append(os.Environ(), otherRole+"="+role)
 	o.cmd.Stderr = os.Stderr
 	o.cmd.ExtraFiles = []*os.File{theirs}
-	if o.in, err = o.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := o.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	o.out = bufio.NewReader(out)
-	if err := o.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	o.in, o.out = child.Start(t, o.cmd)
 	theirs.Close()
-	t.Cleanup(func() {
-		o.cmd.Process.Kill()
-		o.cmd.Wait()
-	})
 	var start uint64
 	if _, err := fmt.Fscanf(o.out, "%x\n", &start); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/child"
 	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
 )
@@ -107,22 +108,7 @@ func startTwin(t *testing.T, mine, theirs int) *twin {
 		defer f.Close()
 		x.cmd.ExtraFiles = append(x.cmd.ExtraFiles, f)
 	}
-	var err error
-	if x.in, err = x.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := x.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	x.out = bufio.NewReader(out)
-	if err := x.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		x.cmd.Process.Kill()
-		x.cmd.Wait()
-	})
+	x.in, x.out = child.Start(t, x.cmd)
 	x.expect("ready")
 	return x
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/ummu/ummu/internal/demo"
 	"github.com/ummu/ummu/regcache"
 	"github.com/ummu/ummu/regcache/uring"
+	"github.com/ummu/ummu/test/child"
 )
 
 // Clients are processes: this test binary again, in a role that this
@@ -105,22 +106,7 @@ func startClient(t testing.TB, o clientOptions, role string, args ...string) *cl
 		c.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: o.uid, Size: 1}}
 		c.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: o.uid, Size: 1}}
 	}
-	var err error
-	if c.in, err = c.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.out = bufio.NewReader(out)
-	if err := c.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		c.Process.Kill()
-		c.Wait()
-	})
+	c.in, c.out = child.Start(t, c.Cmd)
 	return c
 }
 

@@ -24,6 +24,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/test/child"
 	"github.com/ummu/ummu/test/injectees"
 	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
@@ -127,22 +128,7 @@ func start(t testing.TB, name string, cred *syscall.Credential, args ...string) 
 	x := &target{t: t, cmd: exec.Command(targets[name], args...)}
 	x.cmd.Stderr = os.Stderr
 	x.cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
-	var err error
-	if x.in, err = x.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
-	out, err := x.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	x.out = bufio.NewReader(out)
-	if err := x.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		x.cmd.Process.Kill()
-		x.cmd.Wait()
-	})
+	x.in, x.out = child.Start(t, x.cmd)
 	x.expect("ready")
 	return x
 }
