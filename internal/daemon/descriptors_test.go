@@ -3,6 +3,8 @@
 package daemon
 
 import (
+	"errors"
+	"io"
 	"os"
 	"testing"
 	"unsafe"
@@ -12,22 +14,8 @@ import (
 	"github.com/ummu/ummu/internal/wire"
 )
 
-// connect is a client that says what it likes.
-func connect(t *testing.T, s *Server) int {
-	t.Helper()
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: s.Addr()}); err != nil {
-		t.Fatal(err)
-	}
-	return fd
-}
-
-// sendRaw is sendmsg(2). Libraries add a byte to an empty message.
-func sendRaw(t *testing.T, fd int, b, oob []byte) {
-	t.Helper()
+// exactly is sendmsg(2). Libraries add a byte to an empty message.
+func (r *raw) exactly(b, oob []byte) error {
 	m := unix.Msghdr{Control: unsafe.SliceData(oob)}
 	m.SetControllen(len(oob))
 	if len(b) > 0 {
@@ -36,25 +24,22 @@ func sendRaw(t *testing.T, fd int, b, oob []byte) {
 		m.Iov = &iov
 		m.SetIovlen(1)
 	}
-	if _, _, e := unix.Syscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(&m)), unix.MSG_NOSIGNAL); e != 0 {
-		t.Fatal(e)
+	if _, _, e := unix.Syscall(unix.SYS_SENDMSG, uintptr(r.fd), uintptr(unsafe.Pointer(&m)), unix.MSG_NOSIGNAL); e != 0 {
+		return e
 	}
+	return nil
 }
 
 // hangsUp waits until the daemon has ended the connection.
-func hangsUp(t *testing.T, fd int) {
+func (r *raw) hangsUp(t *testing.T) {
 	t.Helper()
-	var b [wire.MaxBytes]byte
 	for {
-		n, err := unix.Read(fd, b[:])
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil && err != unix.ECONNRESET {
-			t.Fatal(err)
-		}
-		if n <= 0 {
+		_, _, err := r.receive()
+		if errors.Is(err, io.EOF) {
 			return
+		}
+		if err != nil {
+			t.Fatal(err)
 		}
 	}
 }
@@ -85,10 +70,11 @@ func TestUnwantedDescriptors(t *testing.T) {
 				for i := range fds {
 					fds[i] = int(w.Fd())
 				}
-				fd := connect(t, s)
-				sendRaw(t, fd, c.bytes, unix.UnixRights(fds...))
-				hangsUp(t, fd)
-				unix.Close(fd)
+				client := dialRaw(t, s)
+				if err := client.exactly(c.bytes, unix.UnixRights(fds...)); err != nil {
+					t.Fatal(err)
+				}
+				client.hangsUp(t)
 				w.Close()
 				// the end of the pipe comes when nobody has its other end
 				if n, err := r.Read(make([]byte, 1)); n != 0 || err == nil {

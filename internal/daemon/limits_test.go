@@ -200,10 +200,14 @@ func TestCloseWaitsForSessions(t *testing.T) {
 		}
 		result <- err
 	}})
-	fd := connect(t, s)
-	defer unix.Close(fd)
-	sendRaw(t, fd, wire.Append(nil, 0, &wire.Hello{Versions: wire.Supported, Layouts: layouts, Purpose: wire.PurposeWatch}), nil)
-	sendRaw(t, fd, wire.Append(nil, 1, &wire.Echo{Nonce: receiveChallenge(t, fd).Nonce}), nil)
+	client := dialRaw(t, s)
+	err := client.send(hello)
+	if err == nil {
+		err = client.send(&wire.Echo{Nonce: client.challenge(t).Nonce})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	<-reached
 	if err := s.Close(); err != nil {
 		t.Error(err)
@@ -211,33 +215,6 @@ func TestCloseWaitsForSessions(t *testing.T) {
 	if err := <-result; err != nil {
 		t.Error(err)
 	}
-}
-
-func receiveOne(t *testing.T, fd int) wire.Message {
-	t.Helper()
-	var b [wire.MaxBytes]byte
-	n, err := unix.Read(fd, b[:])
-	for err == unix.EINTR {
-		n, err = unix.Read(fd, b[:])
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, m, err := wire.Decode(b[:n])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return m
-}
-
-func receiveChallenge(t *testing.T, fd int) *wire.Challenge {
-	t.Helper()
-	m := receiveOne(t, fd)
-	c, ok := m.(*wire.Challenge)
-	if !ok {
-		t.Fatalf("%v %+v, want CHALLENGE", wire.TypeOf(m), m)
-	}
-	return c
 }
 
 // Nobody is handed /dev/kvm before it has shown that it is who connected.
@@ -248,17 +225,17 @@ func TestChallengeBeforeOffer(t *testing.T) {
 		s.tiers[i].machine = true
 	}
 	s.clients.mu.Unlock()
-	fd := connect(t, s)
-	defer unix.Close(fd)
-	sendRaw(t, fd, wire.Append(nil, 0, &wire.Hello{
-		Versions: wire.Supported, Layouts: layouts, Purpose: wire.PurposeWatch, Flags: wire.FlagMachine,
-	}), nil)
-	receiveChallenge(t, fd)
-	sendRaw(t, fd, wire.Append(nil, 1, &wire.Echo{}), nil)
-	m := receiveOne(t, fd)
-	if r, ok := m.(*wire.Refused); !ok || r.Code != wire.CodeIdentity {
-		t.Errorf("%v %+v, want REFUSED", wire.TypeOf(m), m)
+	client := dialRaw(t, s)
+	h := *hello
+	h.Flags = wire.FlagMachine
+	if err := client.send(&h); err != nil {
+		t.Fatal(err)
 	}
+	client.challenge(t)
+	if err := client.send(&wire.Echo{}); err != nil {
+		t.Fatal(err)
+	}
+	client.refusedWith(t, wire.CodeIdentity)
 }
 
 // A connection that is accepted while the server is closed is no session: who

@@ -104,7 +104,8 @@ func TestLingeringInASession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(pair[1])
+	client := &raw{pair[1]}
+	defer unix.Close(client.fd)
 	if err := unix.SetsockoptInt(pair[0], unix.SOL_SOCKET, unix.SO_PASSCRED, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +124,9 @@ func TestLingeringInASession(t *testing.T) {
 		theirs, release := lingering(t)
 		releases = append(releases, release)
 		fds := []int{theirs, 0}[:c.n]
-		sendRaw(t, pair[1], c.bytes, unix.UnixRights(fds...))
+		if err := client.exactly(c.bytes, unix.UnixRights(fds...)); err != nil {
+			t.Fatal(err)
+		}
 		unix.Close(theirs)
 		within(t, c.name, func() {
 			if _, _, err := ss.receive(1); err == nil {
@@ -147,19 +150,19 @@ func TestLingeringInASession(t *testing.T) {
 func TestLingeringInAConnection(t *testing.T) {
 	s := start(t, Config{})
 	theirs, release := lingering(t)
-	fd := connect(t, s)
-	defer unix.Close(fd)
+	client := dialRaw(t, s)
 	// It lies behind what the session reads, so it is dropped when the
 	// connection is closed.
 	hello := wire.Append(nil, 0, &wire.Hello{Versions: wire.Supported, Purpose: wire.PurposeStatus})
 	s.clients.mu.Lock() // not before both are sent
-	sendRaw(t, fd, hello, nil)
-	sendRaw(t, fd, []byte("no echo"), nil)
-	sendRaw(t, fd, nil, unix.UnixRights(theirs))
+	err := errors.Join(client.bytes(hello), client.bytes([]byte("no echo")), client.exactly(nil, unix.UnixRights(theirs)))
 	s.clients.mu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
 	unix.Close(theirs)
-	within(t, "the end of the session", func() { hangsUp(t, fd) })
-	if n := connections(s); n != 1 {
+	within(t, "the end of the session", func() { client.hangsUp(t) })
+	if n := s.connCount(); n != 1 {
 		t.Errorf("%d connections while one is being closed", n)
 	}
 	within(t, "Close", func() {
@@ -167,21 +170,15 @@ func TestLingeringInAConnection(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	if n := connections(s); n != 1 {
+	if n := s.connCount(); n != 1 {
 		t.Errorf("%d connections after Close while one is being closed", n)
 	}
 	release()
 	within(t, "closing", func() {
-		for connections(s) != 0 {
+		for s.connCount() != 0 {
 			runtime.Gosched()
 		}
 	})
-}
-
-func connections(s *Server) int {
-	s.clients.mu.Lock()
-	defer s.clients.mu.Unlock()
-	return len(s.clients.conns)
 }
 
 // What the kernel drops for a lack of room keeps a session in recvmsg(2). Close
@@ -203,13 +200,16 @@ func TestLingeringInTheKernel(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Close(pair[1])
-	sendRaw(t, pair[1], []byte("hello"), unix.UnixRights(theirs))
+	client := &raw{pair[1]}
+	defer unix.Close(client.fd)
+	if err := client.bytes([]byte("hello"), theirs); err != nil {
+		t.Fatal(err)
+	}
 	unix.Close(theirs)
 	s.accepted(connOf(t, pair[0]))
 	within(t, "the session", func() { // until it has read
 		for n := -1; n != 0; runtime.Gosched() {
-			if n, err = unix.IoctlGetInt(pair[1], unix.TIOCOUTQ); err != nil {
+			if n, err = unix.IoctlGetInt(client.fd, unix.TIOCOUTQ); err != nil {
 				t.Error(err)
 				return
 			}
@@ -221,10 +221,10 @@ func TestLingeringInTheKernel(t *testing.T) {
 		}
 	})
 	release()
-	hangsUp(t, pair[1])
+	client.hangsUp(t)
 	s.sessions.Wait()
 	within(t, "closing", func() {
-		for connections(s) != 0 {
+		for s.connCount() != 0 {
 			runtime.Gosched()
 		}
 	})
