@@ -83,7 +83,7 @@ NFPM    := $(GO) run github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.43.0
 .PHONY: packages
 packages:
 	@mkdir -p bin out/packages
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X main.buildVersion=$(VERSION)' -o bin/ ./cmd/...
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X github.com/ummu/ummu/internal/command.buildVersion=$(VERSION)' -o bin/ ./cmd/...
 	VERSION=$(VERSION) GOARCH=$$($(GO) env GOARCH) $(NFPM) package -f packaging/nfpm.yaml -p deb -t out/packages/
 	VERSION=$(VERSION) GOARCH=$$($(GO) env GOARCH) $(NFPM) package -f packaging/nfpm.yaml -p rpm -t out/packages/
 	tar -C . --owner=0 --group=0 --transform 's|^|ummu-$(VERSION)/|' -czf out/packages/ummu-$(VERSION)-$$($(GO) env GOARCH).tar.gz bin/ummufeed packaging docs README.md LICENSE

@@ -13,8 +13,10 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/preflight"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/tracer"
 )
@@ -41,9 +43,9 @@ type remark struct {
 	Try  string `json:"try"`
 }
 
-func newCheck(s streams) *cobra.Command {
-	format := formatFlag{allowed: []string{"table", "json"}, value: "table"}
-	tier := tierFlag("auto")
+func newCheck(s command.Streams) *cobra.Command {
+	format := command.Format{Allowed: []string{"table", "json"}, Value: "table"}
+	tier := target.Tier("auto")
 	test := false
 	cmd := &cobra.Command{
 		Use:   "check",
@@ -60,37 +62,29 @@ tiers need /dev/kvm; hugetlb pages are set aside meanwhile and given back.
 
 Exit code 0 if some tier works, 3 if this kernel cannot, 4 if privileges are missing;
 of a self-test 1 if a change was missed or reported only in part.`,
-		Args: args(cobra.NoArgs),
+		Args: command.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if test {
-				return selfTest(cmd.Context(), s, format.value, tier)
+				return selfTest(cmd.Context(), s, format.Value, tier)
 			}
 			if cmd.Flags().Changed("tier") {
-				return usagef("--tier is for --self-test")
+				return command.Usagef("--tier is for --self-test")
 			}
 			facts, err := preflight.Gather()
 			if err != nil {
 				return err
 			}
-			return check(s.out, format.value, facts, tracer.Probe())
+			return check(s.Out, format.Value, facts, tracer.Probe())
 		},
 	}
-	format.register(cmd)
+	format.Register(cmd)
 	cmd.Flags().BoolVar(&test, "self-test", false, "perform operations and see whether they are reported (some 5 s a tier)")
-	cmd.Flags().Var(&tier, "tier", "what to test: "+strings.Join(tierNames, ", "))
+	cmd.Flags().Var(&tier, "tier", "what to test: "+strings.Join(target.TierNames, ", "))
 	return cmd
 }
 
-func gapsOf(c tracer.Coverage) []recording.Gap {
-	gaps := []recording.Gap{}
-	for _, g := range c.Gaps {
-		gaps = append(gaps, recording.Gap{Name: g.Name, What: g.What})
-	}
-	return gaps
-}
-
 func check(w io.Writer, format string, facts preflight.Facts, c tracer.Coverage) error {
-	r := report{Tier: c.Tier.String(), Gaps: gapsOf(c), Hooks: []hookReport{}, Facts: facts, Remarks: []remark{}}
+	r := report{Tier: c.Tier.String(), Gaps: target.GapsOf(c), Hooks: []hookReport{}, Facts: facts, Remarks: []remark{}}
 	for _, h := range c.Hooks {
 		hr := hookReport{Hook: h.Name, Attached: h.Attached, Required: h.Required, Sees: h.Sees}
 		if h.Err != nil {
@@ -115,13 +109,13 @@ func check(w io.Writer, format string, facts preflight.Facts, c tracer.Coverage)
 	if err != nil || c.Tier != tracer.TierNone {
 		return err
 	}
-	code := exitUnsupported
+	code := command.ExitUnsupported
 	for _, h := range c.Hooks {
 		if h.Required && errors.Is(h.Err, tracer.ErrPermission) {
-			code = exitPrivileges
+			code = command.ExitPrivileges
 		}
 	}
-	return &exitError{code: code}
+	return command.Exit(code, nil)
 }
 
 func (r *report) table(w io.Writer) error {

@@ -14,16 +14,18 @@ import (
 
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/feed/local"
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/demo"
+	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/regcache/ibv"
 	"github.com/ummu/ummu/regcache/uring"
 )
 
-func newDemo(s streams) *cobra.Command {
-	format := formatFlag{allowed: []string{"table", "json"}, value: "table"}
+func newDemo(s command.Streams) *cobra.Command {
+	format := command.Format{Allowed: []string{"table", "json"}, Value: "table"}
 	var o demo.Options
 	throughDaemon := false
-	tier := tierFlag("auto")
+	tier := target.Tier("auto")
 	cmd := &cobra.Command{
 		Use:   "demo",
 		Short: "Show stale transfers, and that the feed makes them go away",
@@ -41,41 +43,41 @@ The feed is of the strongest tier that passed its self-test since the boot (chec
 notifier tiers make this program an empty KVM machine.
 
 Exit code 1 if a transfer was stale with the feed, or none without it.`,
-		Args: args(cobra.NoArgs),
+		Args: command.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := o.Validate(); err != nil {
-				return usagef("%v", err)
+				return command.Usagef("%v", err)
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 			defer stop()
 			switch {
 			case throughDaemon && cmd.Flags().Changed("tier"):
-				return usagef("--tier is for a feed of one's own; with --daemon the daemon decides")
+				return command.Usagef("--tier is for a feed of one's own; with --daemon the daemon decides")
 			case throughDaemon:
 				o.Open = func() (*feed.Watch, error) {
 					return feed.Dial(ctx, feed.Options{Socket: os.Getenv(feed.EnvSocket)})
 				}
 			default:
-				chosen, why, err := tier.own()
+				chosen, why, err := tier.Own()
 				if err != nil {
 					return err
 				}
-				s.log().Info("feed", "tier", chosen, "reason", why)
+				s.Log().Info("feed", "tier", chosen, "reason", why)
 				o.Open = func() (*feed.Watch, error) { return local.Open(local.Options{Tier: chosen}) }
 			}
 			r, err := demo.Run(ctx, o)
 			switch {
 			case errors.Is(err, uring.ErrDisabled), errors.Is(err, ibv.ErrNotBuilt), errors.Is(err, ibv.ErrNoLibrary), errors.Is(err, ibv.ErrNoDevice):
-				return &exitError{exitUnsupported, err}
+				return command.Exit(command.ExitUnsupported, err)
 			case o.Device != "" && errors.Is(err, os.ErrPermission):
-				return &exitError{exitPrivileges, err}
+				return command.Exit(command.ExitPrivileges, err)
 			case err != nil:
 				return err
 			}
-			if format.value == "json" {
-				err = json.NewEncoder(s.out).Encode(r)
+			if format.Value == "json" {
+				err = json.NewEncoder(s.Out).Encode(r)
 			} else {
-				err = r.WriteTable(s.out)
+				err = r.WriteTable(s.Out)
 			}
 			switch {
 			case err != nil:
@@ -88,8 +90,8 @@ Exit code 1 if a transfer was stale with the feed, or none without it.`,
 			return nil
 		},
 	}
-	format.register(cmd)
-	registerTier(cmd, &tier)
+	format.Register(cmd)
+	tier.Register(cmd)
 	cmd.Flags().BoolVar(&throughDaemon, "daemon", false, "take the feed of ummufeed serve, which needs no privileges ($UMMU_SOCKET)")
 	cmd.Flags().StringVar(&o.Device, "device", "", "RDMA device (default: io_uring)")
 	completeDevices(cmd)

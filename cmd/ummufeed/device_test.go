@@ -8,12 +8,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/ummu/ummu/internal/command"
 )
 
 // A device that is not there, and a command that was built without RDMA.
 func TestDemoDevice(t *testing.T) {
 	r := ummufeed(t, "demo", "--device", "no-such-device")
-	if r.code != exitUnsupported || !strings.Contains(r.errout, `"no-such-device"`) {
+	if r.code != command.ExitUnsupported || !strings.Contains(r.errout, `"no-such-device"`) {
 		t.Errorf("code %d: %s", r.code, r.errout)
 	}
 	static := filepath.Join(t.TempDir(), "ummufeed")
@@ -23,7 +25,7 @@ func TestDemoDevice(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	r = finish(t, exec.Command(static, "demo", "--device", "rxe0"))
-	if r.code != exitUnsupported || !strings.Contains(r.errout, "CGO_ENABLED=1") || !strings.Contains(r.errout, "libibverbs-dev") {
+	if r.code != command.ExitUnsupported || !strings.Contains(r.errout, "CGO_ENABLED=1") || !strings.Contains(r.errout, "libibverbs-dev") {
 		t.Errorf("code %d: %s", r.code, r.errout)
 	}
 }

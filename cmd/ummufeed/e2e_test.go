@@ -23,6 +23,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/test/extras"
@@ -751,7 +752,7 @@ func TestUnprivileged(t *testing.T) {
 	}
 	for _, args := range [][]string{{"run", "--", "true"}, {"trace", "--all"}, {"trace", "-p", "1"}, {"record", "/dev/null", "--", "true"}, {"check"}} {
 		r := nobody(args...)
-		if r.code != exitPrivileges || !strings.Contains(r.errout+r.out, "CAP_") {
+		if r.code != command.ExitPrivileges || !strings.Contains(r.errout+r.out, "CAP_") {
 			t.Errorf("%v: code %d, stdout %q, stderr %q", args, r.code, r.out, r.errout)
 		}
 		if strings.Contains(r.errout, "panic") {
@@ -763,7 +764,7 @@ func TestUnprivileged(t *testing.T) {
 		Tier  string
 		Hooks []struct{ Error string }
 	}
-	if err := json.Unmarshal([]byte(r.out), &m); err != nil || r.code != exitPrivileges || m.Tier != "none" || len(m.Hooks) == 0 || m.Hooks[0].Error == "" {
+	if err := json.Unmarshal([]byte(r.out), &m); err != nil || r.code != command.ExitPrivileges || m.Tier != "none" || len(m.Hooks) == 0 || m.Hooks[0].Error == "" {
 		t.Errorf("code %d, %v: %s", r.code, err, r.out)
 	}
 }
@@ -851,7 +852,7 @@ func TestReplayDamaged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := ummufeed(t, "replay", "-o", "ndjson", bad(name, b))
 			rs, rd := parse(t, r.out)
-			if r.code != exitIncomplete || len(rs) < 1000 || rd.Summary().Complete || !strings.Contains(rd.Summary().Reason, "recording") {
+			if r.code != command.ExitIncomplete || len(rs) < 1000 || rd.Summary().Complete || !strings.Contains(rd.Summary().Reason, "recording") {
 				t.Errorf("code %d, %d records, %+v", r.code, len(rs), rd.Summary())
 			}
 			if strings.Count(r.errout, "\n") != 1 || !strings.HasPrefix(r.errout, "ummufeed replay: read recording:") {
@@ -860,7 +861,7 @@ func TestReplayDamaged(t *testing.T) {
 		})
 	}
 	for name, b := range map[string][]byte{"empty": nil, "half a header": whole[:16]} {
-		if r := ummufeed(t, "replay", bad("e", b)); r.code != exitIncomplete || !strings.Contains(r.errout, "too early") {
+		if r := ummufeed(t, "replay", bad("e", b)); r.code != command.ExitIncomplete || !strings.Contains(r.errout, "too early") {
 			t.Errorf("%s: code %d: %s", name, r.code, r.errout)
 		}
 	}
@@ -888,7 +889,7 @@ func TestRecordKilled(t *testing.T) {
 	s.finish()
 	r := ummufeed(t, "replay", "-o", "ndjson", file)
 	rs, _ := parse(t, r.out)
-	if r.code != exitIncomplete || !strings.Contains(r.errout, "no summary") {
+	if r.code != command.ExitIncomplete || !strings.Contains(r.errout, "no summary") {
 		t.Errorf("code %d: %s", r.code, r.errout)
 	}
 	wantChanges(t, rs, target.seen.String())
@@ -945,7 +946,7 @@ func TestFullDisk(t *testing.T) {
 		{"run", "--output", "/dev/full", "-o", "ndjson", "--", "true"},
 		{"run", "--output", "/dev/full", "--", "true"},
 	} {
-		if r := ummufeed(t, args...); r.code != exitFailure || !strings.Contains(r.errout, "no space left on device") {
+		if r := ummufeed(t, args...); r.code != command.ExitFailure || !strings.Contains(r.errout, "no space left on device") {
 			t.Errorf("%v: code %d: %s", args, r.code, r.errout)
 		}
 	}
@@ -961,12 +962,12 @@ func TestFullDisk(t *testing.T) {
 	})
 	file := filepath.Join(dir, "r")
 	r := ummufeed(t, append([]string{"record", file, "--"}, helperCommand("churn", "100000")...)...)
-	if r.code != exitFailure || r.out != "done\n" || !strings.Contains(r.errout, "no space left on device") || strings.Contains(r.errout, "complete:") {
+	if r.code != command.ExitFailure || r.out != "done\n" || !strings.Contains(r.errout, "no space left on device") || strings.Contains(r.errout, "complete:") {
 		t.Errorf("record: code %d, stdout %q, stderr %s", r.code, r.out, r.errout)
 	}
 	re := ummufeed(t, "replay", "-o", "ndjson", file)
 	rs, _ := parse(t, re.out)
-	if re.code != exitIncomplete || len(rs) < 1000 || !strings.Contains(re.errout, "no summary") {
+	if re.code != command.ExitIncomplete || len(rs) < 1000 || !strings.Contains(re.errout, "no summary") {
 		t.Errorf("replay: code %d, %d records, %s", re.code, len(rs), re.errout)
 	}
 }
@@ -977,7 +978,7 @@ func TestLoss(t *testing.T) {
 		name string
 		args []string
 		code int
-	}{{"told", nil, 0}, {"fails", []string{"--fail-on-loss"}, exitIncomplete}} {
+	}{{"told", nil, 0}, {"fails", []string{"--fail-on-loss"}, command.ExitIncomplete}} {
 		t.Run(c.name, func(t *testing.T) {
 			file := filepath.Join(t.TempDir(), "ndjson")
 			args := append([]string{binary, "run", "-o", "ndjson", "--output", file, "--ring", "4K"}, c.args...)

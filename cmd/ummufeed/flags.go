@@ -4,43 +4,15 @@ package main
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/mm"
 )
-
-// formatFlag is -o.
-type formatFlag struct {
-	allowed []string
-	value   string
-}
-
-func (f *formatFlag) String() string { return f.value }
-func (f *formatFlag) Type() string   { return strings.Join(f.allowed, "|") }
-func (f *formatFlag) Set(s string) error {
-	if !slices.Contains(f.allowed, s) {
-		return fmt.Errorf("one of %s", strings.Join(f.allowed, ", "))
-	}
-	f.value = s
-	return nil
-}
-
-func (f *formatFlag) register(cmd *cobra.Command) {
-	cmd.Flags().VarP(f, "format", "o", "output format")
-	complete(cmd, "format", f.allowed)
-}
-
-func complete(cmd *cobra.Command, flag string, words []string) {
-	// It fails only for a flag that does not exist.
-	if err := cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions(words, cobra.ShellCompDirectiveNoFileComp)); err != nil {
-		panic(err)
-	}
-}
 
 // kindsFlag is a set of kinds.
 type kindsFlag []mm.Kind
@@ -91,58 +63,12 @@ func (r *rangesFlag) Set(s string) error {
 	return nil
 }
 
-// pidsFlag are process numbers.
-type pidsFlag []int
-
-func (p *pidsFlag) String() string { return "" }
-func (p *pidsFlag) Type() string   { return "PID,..." }
-func (p *pidsFlag) Set(s string) error {
-	for _, w := range strings.Split(s, ",") {
-		n, err := strconv.ParseInt(w, 10, 32)
-		if err != nil || n <= 0 {
-			return fmt.Errorf("%q is not a process number", w)
-		}
-		*p = append(*p, int(n))
-	}
-	return nil
-}
-
-// sizeFlag is a number of bytes with an optional suffix.
-type sizeFlag uint64
-
-func (z *sizeFlag) String() string {
-	if *z == 0 {
-		return ""
-	}
-	return strconv.FormatUint(uint64(*z), 10)
-}
-func (z *sizeFlag) Type() string { return "BYTES" }
-func (z *sizeFlag) Set(s string) error {
-	num, shift := s, 0
-	if i := strings.IndexByte("KMGT", last(strings.ToUpper(s))); i >= 0 {
-		num, shift = s[:len(s)-1], 10*(i+1)
-	}
-	n, err := strconv.ParseUint(num, 10, 64)
-	if err != nil || n > math.MaxUint64>>shift {
-		return fmt.Errorf("a number with an optional K, M, G or T")
-	}
-	*z = sizeFlag(n << shift)
-	return nil
-}
-
-func last(s string) byte {
-	if s == "" {
-		return 0
-	}
-	return s[len(s)-1]
-}
-
 // filter selects records. The zero filter selects all.
 type filter struct {
 	kinds   kindsFlag
 	ranges  rangesFlag
-	pids    pidsFlag
-	minSize sizeFlag
+	pids    command.PIDs
+	minSize command.Size
 }
 
 func (f *filter) register(cmd *cobra.Command) {
@@ -151,7 +77,7 @@ func (f *filter) register(cmd *cobra.Command) {
 	fl.Var(&f.ranges, "range", "only what touches this range of addresses (hexadecimal, repeatable)")
 	fl.Var(&f.pids, "pid", "only these processes")
 	fl.Var(&f.minSize, "min-size", "only ranges of at least this many bytes (suffix K, M, G, T)")
-	complete(cmd, "kind", kindNames())
+	command.Complete(cmd, "kind", kindNames())
 }
 
 func kindNames() []string {
@@ -192,22 +118,22 @@ func (f *filter) match(r *mm.Record) bool {
 // streamFlags are common to all commands that show records.
 type streamFlags struct {
 	filter
-	format     formatFlag
-	phase      formatFlag
+	format     command.Format
+	phase      command.Format
 	output     string
 	summary    bool
 	failOnLoss bool
 }
 
 func (f *streamFlags) register(cmd *cobra.Command) {
-	f.format = formatFlag{allowed: []string{"table", "json", "ndjson"}, value: "table"}
-	f.phase = formatFlag{allowed: []string{"begin", "end", "both"}}
-	f.format.register(cmd)
+	f.format = command.Format{Allowed: []string{"table", "json", "ndjson"}, Value: "table"}
+	f.phase = command.Format{Allowed: []string{"begin", "end", "both"}}
+	f.format.Register(cmd)
 	f.filter.register(cmd)
 	fl := cmd.Flags()
 	fl.Var(&f.phase, "phase", "records before (begin) or after (end) the change, or both; default: table joins them, others have both")
 	fl.BoolVarP(&f.summary, "summary-only", "c", false, "print the summary, no records")
-	complete(cmd, "phase", f.phase.allowed)
+	command.Complete(cmd, "phase", f.phase.Allowed)
 	f.registerLoss(cmd)
 }
 

@@ -3,8 +3,12 @@
 // Ummufeed shows every change of a process's address space as it happens.
 package main
 
-import "os"
+import (
+	"os"
+
+	"github.com/ummu/ummu/internal/command"
+)
 
 func main() {
-	os.Exit(execute(os.Args[1:], streams{os.Stdin, os.Stdout, os.Stderr}))
+	os.Exit(execute(os.Args[1:], command.Standard()))
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/test/machine"
@@ -174,7 +175,7 @@ func TestNotifierGap(t *testing.T) {
 	r := ummufeed(t, cmd...)
 	_, rd := parse(t, r.out)
 	sum := rd.Summary()
-	if r.code != exitIncomplete || sum.Complete || len(sum.Gaps) != 1 || !strings.Contains(sum.Gaps[0].What, "seccomp") || sum.Reason == "" {
+	if r.code != command.ExitIncomplete || sum.Complete || len(sum.Gaps) != 1 || !strings.Contains(sum.Gaps[0].What, "seccomp") || sum.Reason == "" {
 		t.Errorf("code %d, %s, %+v", r.code, r.errout, sum)
 	}
 	if !strings.Contains(r.errout, "base 0x") {
@@ -226,13 +227,13 @@ func TestTierRefused(t *testing.T) {
 		code int
 		says string
 	}{
-		{"run --tier mm -- true", exitUnsupported, "attach "}, // no kprobes here; in guests it is not shown yet
-		{"run --tier best -- true", exitUsage, "one of auto, notifier"},
-		{"trace --tier notifier --all", exitUsage, "notifier"},
-		{"trace --tier notifier -p " + self, exitUsage, "--inject"},
-		{"trace --tier syscall --inject -p " + self, exitUsage, "--tier notifier"},
-		{"trace --inject --all", exitUsage, "--inject is for -p"},
-		{"record --inject /dev/null -- true", exitUsage, "--inject"},
+		{"run --tier mm -- true", command.ExitUnsupported, "attach "}, // no kprobes here; in guests it is not shown yet
+		{"run --tier best -- true", command.ExitUsage, "one of auto, notifier"},
+		{"trace --tier notifier --all", command.ExitUsage, "notifier"},
+		{"trace --tier notifier -p " + self, command.ExitUsage, "--inject"},
+		{"trace --tier syscall --inject -p " + self, command.ExitUsage, "--tier notifier"},
+		{"trace --inject --all", command.ExitUsage, "--inject is for -p"},
+		{"record --inject /dev/null -- true", command.ExitUsage, "--inject"},
 	} {
 		t.Run(c.args, func(t *testing.T) {
 			r := ummufeed(t, strings.Fields(c.args)...)
@@ -246,7 +247,7 @@ func TestTierRefused(t *testing.T) {
 		target := start(t, helperCommand("seccomp", "wait")...)
 		target.await("ready")
 		r := ummufeed(t, "trace", "--inject", "-p", strconv.Itoa(target.cmd.Process.Pid))
-		if r.code != exitUnsupported || !strings.Contains(r.errout, "seccomp") {
+		if r.code != command.ExitUnsupported || !strings.Contains(r.errout, "seccomp") {
 			t.Errorf("code %d: %s", r.code, r.errout)
 		}
 		target.say("changes")

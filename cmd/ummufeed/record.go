@@ -11,11 +11,12 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
 )
 
-func newRecord(s streams) *cobra.Command {
+func newRecord(s command.Streams) *cobra.Command {
 	var f streamFlags
 	var t targets
 	waitTree := true
@@ -24,20 +25,20 @@ func newRecord(s streams) *cobra.Command {
 		Short: "Write records into a compressed, checksummed file",
 		Long: `record watches as run (with a CMD) or as trace (with -p or --all) do and writes
 the records to FILE, which replay reads. The summary goes to standard error; a
-CMD's streams and exit code are its own.
+CMD's command.Streams and exit code are its own.
 
 FILE is readable up to its last whole block whatever happens: a block is written
 when it is full, and at least each second when there is something to write.`,
-		Args: args(cobra.MinimumNArgs(1)),
+		Args: command.Args(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, argv []string) error {
 			dash := cmd.ArgsLenAtDash()
 			switch {
 			case dash < 0 && len(argv) > 1:
-				return usagef("write -- before the command to start")
+				return command.Usagef("write -- before the command to start")
 			case dash >= 0 && (dash != 1 || len(argv) < 2):
-				return usagef("the form is: record FILE -- CMD [ARG...]")
+				return command.Usagef("the form is: record FILE -- CMD [ARG...]")
 			case dash >= 0 && (t.all || len(t.pids) > 0 || t.inject):
-				return usagef("a command excludes -p, --all and --inject")
+				return command.Usagef("a command excludes -p, --all and --inject")
 			}
 			if dash < 0 && len(t.pids) == 0 && !t.all {
 				t.pids = f.filter.pids
@@ -59,7 +60,7 @@ when it is full, and at least each second when there is something to write.`,
 				if err != nil {
 					return nil, err
 				}
-				return &recorder{blocks: b, stderr: s.err, tier: m.Tier}, nil
+				return &recorder{blocks: b, stderr: s.Err, tier: m.Tier}, nil
 			}
 			if dash >= 0 {
 				err = startAndWatch(s, &f, &runOptions{t.watchOptions, waitTree}, argv[1:], open)
@@ -72,7 +73,7 @@ when it is full, and at least each second when there is something to write.`,
 			return closeOutput(file, err)
 		},
 	}
-	f.format.value = "ndjson"
+	f.format.Value = "ndjson"
 	f.filter.register(cmd)
 	f.registerLoss(cmd)
 	t.watchOptions.register(cmd)
@@ -108,7 +109,7 @@ func (r *recorder) end(s *recording.Summary) error {
 	return write(r.stderr, summaryTable(nil, s, r.tier))
 }
 
-func newReplay(s streams) *cobra.Command {
+func newReplay(s command.Streams) *cobra.Command {
 	var f streamFlags
 	cmd := &cobra.Command{
 		Use:   "replay [flags] FILE",
@@ -116,7 +117,7 @@ func newReplay(s streams) *cobra.Command {
 		Long: `replay reads what record wrote, or NDJSON of run and trace, and prints it in the
 same forms with the same filters. Of a recording that is cut off or damaged it
 prints what is whole, says what is wrong, and exits with code 5.`,
-		Args: args(cobra.ExactArgs(1)),
+		Args: command.Args(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, argv []string) error {
 			file, err := os.Open(argv[0])
 			if err != nil {
@@ -172,7 +173,7 @@ func replay(r io.Reader, f *streamFlags, out *output) error {
 	case err != nil:
 		return err
 	case f.failOnLoss && incomplete(sum):
-		return &exitError{code: exitIncomplete}
+		return command.Exit(command.ExitIncomplete, nil)
 	}
 	return nil
 }

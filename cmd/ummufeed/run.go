@@ -16,12 +16,14 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/tracer"
 )
 
-func newRun(s streams) *cobra.Command {
+func newRun(s command.Streams) *cobra.Command {
 	var f streamFlags
 	var o runOptions
 	cmd := &cobra.Command{
@@ -34,20 +36,20 @@ Where the records go: to --output FILE if it is given. Without it a table goes
 to standard error, as with strace, and json and ndjson go to standard output.
 Whenever records go to standard output ("--output -" too), CMD's standard output
 goes to standard error, so that nothing but records is on standard output.
-CMD's streams are otherwise its own.
+CMD's command.Streams are otherwise its own.
 
 The exit code is CMD's: 128 + N if signal N killed it, 127 if it was not found,
 126 if it cannot be executed. SIGINT, SIGTERM and SIGHUP are passed on to CMD and
 its children; a second one kills them. The summary is printed in any case.
 With --fail-on-loss the exit code is 5 if events were lost and CMD succeeded.
 
-` + tierHelp + `
+` + target.TierHelp + `
 --tier notifier makes a notifier (an empty KVM machine) in each address space of
 the tree before its first instruction: every task of the tree is traced by ptrace
 for that, stops shortly at fork, execve and signals, and cannot be traced by
 strace or gdb meanwhile. CMD is not started where that cannot be; a descendant
 that gets none (seccomp, 32-bit) is named at the end.`,
-		Args: args(cobra.MinimumNArgs(1)),
+		Args: command.Args(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, argv []string) error {
 			return runCommand(s, &f, &o, argv)
 		},
@@ -73,24 +75,24 @@ func (o *runOptions) register(cmd *cobra.Command) {
 // watchOptions are common to all that watch.
 type watchOptions struct {
 	follow bool
-	ring   sizeFlag
-	tier   tierFlag
+	ring   command.Size
+	tier   target.Tier
 }
 
 func (o *watchOptions) register(cmd *cobra.Command) {
 	o.ring = 8 << 20
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", true, "children and what they execute too")
-	registerTier(cmd, &o.tier)
+	o.tier.Register(cmd)
 	cmd.Flags().Var(&o.ring, "ring", "size of the ring between kernel and program: a power of two, at least a page")
 }
 
 func (o *watchOptions) options() (tracer.WatchOptions, error) {
 	w := tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring)}
 	if o.ring == 0 || o.ring > 1<<30 {
-		return w, usagef("--ring %d is out of range", o.ring)
+		return w, command.Usagef("--ring %d is out of range", o.ring)
 	}
 	if err := w.Validate(); err != nil {
-		return w, &exitError{exitUsage, err}
+		return w, command.Exit(command.ExitUsage, err)
 	}
 	return w, nil
 }
@@ -105,12 +107,12 @@ type output struct {
 
 // openOutput applies the rule of `run --help`. Without a program (trace,
 // replay) a table goes to standard output too.
-func openOutput(s streams, f *streamFlags, program bool) (*output, error) {
+func openOutput(s command.Streams, f *streamFlags, program bool) (*output, error) {
 	switch {
-	case f.output == "-", f.output == "" && (!program || f.format.value != "table"):
-		return &output{Writer: s.out, file: s.out, stdout: true}, nil
+	case f.output == "-", f.output == "" && (!program || f.format.Value != "table"):
+		return &output{Writer: s.Out, file: s.Out, stdout: true}, nil
 	case f.output == "":
-		return &output{Writer: s.err, file: s.err}, nil
+		return &output{Writer: s.Err, file: s.Err}, nil
 	}
 	file, err := create(f.output)
 	if err != nil {
@@ -140,7 +142,7 @@ func (o *output) sink(f *streamFlags, m *recording.Meta) (sink, error) {
 			return nil, err
 		}
 	}
-	return newSink(f, o, m, colourful(o.file))
+	return newSink(f, o, m, command.Colourful(o.file))
 }
 
 func (o *output) Close() error {
@@ -150,14 +152,14 @@ func (o *output) Close() error {
 	return o.file.Close()
 }
 
-func runCommand(s streams, f *streamFlags, o *runOptions, argv []string) error {
+func runCommand(s command.Streams, f *streamFlags, o *runOptions, argv []string) error {
 	out, err := openOutput(s, f, true)
 	if err != nil {
 		return err
 	}
 	theirs := s
 	if out.stdout {
-		theirs.out = s.err
+		theirs.Out = s.Err
 	}
 	err = startAndWatch(theirs, f, o, argv, func(m *recording.Meta) (sink, error) {
 		return out.sink(f, m)
@@ -186,29 +188,28 @@ func warnMissing(log *slog.Logger, c tracer.Coverage) {
 }
 
 // startAndWatch starts a program and feeds its records to a sink.
-func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open func(*recording.Meta) (sink, error)) error {
+func startAndWatch(s command.Streams, f *streamFlags, o *runOptions, argv []string, open func(*recording.Meta) (sink, error)) error {
 	wo, err := o.options()
 	if err != nil {
 		return err
 	}
-	path, err := lookPath(argv[0])
+	path, err := target.LookPath(argv[0])
 	if err != nil {
 		return err
 	}
-	tr, why, err := o.tier.open(context.Background(), s.log())
+	tr, why, err := o.tier.Open(context.Background(), s.Log())
 	if err != nil {
 		return err
 	}
 	defer tr.Close()
-	warnMissing(s.log(), tr.Coverage())
-	meta, err := newMeta(tr.Coverage())
+	warnMissing(s.Log(), tr.Coverage())
+	meta, err := target.NewMeta(tr.Coverage(), why)
 	if err != nil {
 		return err
 	}
-	meta.TierReason = why
 	meta.Command = argv
 	var tree *inject.Tree // with the notifier tier
-	if o.tier.notifier() {
+	if o.tier.Notifier() {
 		if tree, err = inject.NewTree(); err != nil {
 			return injectError(err)
 		}
@@ -218,11 +219,11 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	// Before the start: a signal that this program was started to ignore (a
 	// background job's SIGINT) would stay ignored in the other one.
 	var first atomic.Int32
-	stop := onInterrupt(func(sig syscall.Signal) {
+	stop := command.OnInterrupt(func(sig syscall.Signal) {
 		if first.CompareAndSwap(0, int32(sig)) {
-			passOn(sig)
+			target.PassOn(sig)
 		} else {
-			killDescendants()
+			target.KillDescendants()
 		}
 	})
 	defer stop()
@@ -230,35 +231,35 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	// ptrace belongs to one thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c, err := startStopped(path, argv, s)
+	c, err := target.StartStopped(path, argv, s)
 	if err != nil {
 		return err
 	}
 	if tree != nil {
-		if err := tree.Start(c.pid); err != nil {
-			c.abandon()
+		if err := tree.Start(c.PID); err != nil {
+			c.Abandon()
 			return injectError(err)
 		}
 	}
-	st, err := tr.Watch(tracer.PID(c.pid), wo)
+	st, err := tr.Watch(tracer.PID(c.PID), wo)
 	if err != nil {
-		c.abandon()
+		c.Abandon()
 		return fmt.Errorf("watch %s: %w", argv[0], err)
 	}
 	defer st.Close()
 	sk, err := open(meta)
 	if err != nil {
-		c.abandon()
+		c.Abandon()
 		return err
 	}
 	se := &session{sources: []source{st}, view: newView(&f.filter, sk, meta.Tier)}
 	if sig := first.Load(); sig != 0 {
-		c.abandon() // it has not run
-		return &exitError{code: 128 + int(sig)}
+		c.Abandon() // it has not run
+		return command.Exit(128+int(sig), nil)
 	}
 	if tree == nil {
-		if err := c.release(); err != nil {
-			c.abandon()
+		if err := c.Release(); err != nil {
+			c.Abandon()
 			return err
 		}
 	}
@@ -266,10 +267,10 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	go func() { read <- se.run() }()
 	var waitErr error
 	if tree == nil {
-		waitErr = c.wait(o.waitTree)
+		waitErr = c.Wait(o.waitTree)
 	} else {
 		waitErr = tree.Run(func(pid int, ws unix.WaitStatus) bool {
-			return !c.reaped(pid, ws) || o.waitTree
+			return !c.Reaped(pid, ws) || o.waitTree
 		})
 		se.gaps = func() []recording.Gap { return gapsOfTree(tree.Gaps()) }
 	}
@@ -279,14 +280,14 @@ func startAndWatch(s streams, f *streamFlags, o *runOptions, argv []string, open
 	if err := errors.Join(readErr, waitErr); err != nil {
 		return err
 	}
-	code := c.code()
+	code := c.Code()
 	switch {
 	case outErr != nil && !errors.Is(outErr, syscall.EPIPE):
 		return fmt.Errorf("write records: %w", outErr)
 	case code != 0:
-		return &exitError{code: code}
+		return command.Exit(code, nil)
 	case f.failOnLoss && incomplete(sum):
-		return &exitError{code: exitIncomplete}
+		return command.Exit(command.ExitIncomplete, nil)
 	}
 	return nil
 }

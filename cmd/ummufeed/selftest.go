@@ -14,55 +14,11 @@ import (
 	"strings"
 	"text/tabwriter"
 
-	"github.com/spf13/cobra"
-
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/selftest"
+	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/tracer"
 )
-
-// tierFlag is --tier: of check the tier to test, else the tier to use.
-type tierFlag string
-
-func (f *tierFlag) String() string { return string(*f) }
-func (f *tierFlag) Type() string   { return "TIER" }
-func (f *tierFlag) Set(s string) error {
-	if !slices.Contains(tierNames, s) {
-		return fmt.Errorf("one of %s", strings.Join(tierNames, ", "))
-	}
-	*f = tierFlag(s)
-	return nil
-}
-
-var tierNames = []string{"auto", "notifier", "notifier/probe", "notifier/tracepoint", "mm", "syscall"}
-
-// tiers are the tiers that the name stands for, strongest first.
-func (f tierFlag) tiers() ([]tracer.Tier, error) {
-	switch f {
-	case "notifier":
-		return []tracer.Tier{tracer.TierNotifierProbe, tracer.TierNotifierTracepoint}, nil
-	}
-	for _, t := range selftest.Tiers() {
-		if string(f) == t.String() {
-			return []tracer.Tier{t}, nil
-		}
-	}
-	return selftest.Tiers(), nil // auto
-}
-
-// newSelfTestChild is what the processes of a self-test execute.
-func newSelfTestChild() *cobra.Command {
-	return &cobra.Command{
-		Use:                selftest.Argument,
-		Hidden:             true,
-		DisableFlagParsing: true,
-		RunE: func(_ *cobra.Command, args []string) error {
-			if code := selftest.Main(args); code != 0 {
-				return &exitError{code: code}
-			}
-			return nil
-		},
-	}
-}
 
 // selfTestReport is what check --self-test prints as JSON: the report of the
 // last tier that was tested, and what became of those before it.
@@ -77,21 +33,21 @@ type triedTier struct {
 	Reason string      `json:"reason,omitempty"`
 }
 
-func selfTest(ctx context.Context, s streams, format string, tier tierFlag) error {
-	tiers, err := tier.tiers()
+func selfTest(ctx context.Context, s command.Streams, format string, tier target.Tier) error {
+	tiers, err := tier.Tiers()
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(ctx, interrupts...)
+	ctx, stop := signal.NotifyContext(ctx, command.Interrupts...)
 	defer stop()
 	tried, err := selftest.Choose(ctx, tiers)
 	if err != nil {
 		return err
 	}
 	if err := selftest.Remember(tried); err != nil {
-		s.log().Warn("self-tests are not remembered", "error", err)
+		s.Log().Warn("self-tests are not remembered", "error", err)
 	}
-	return showSelfTest(s.out, format, tried)
+	return showSelfTest(s.Out, format, tried)
 }
 
 func showSelfTest(w io.Writer, format string, tried []selftest.Attempt) error {
@@ -114,11 +70,11 @@ func showSelfTest(w io.Writer, format string, tried []selftest.Attempt) error {
 	}
 	if r.Report == nil { // no tier got as far as an operation
 		if errors.Is(failure, tracer.ErrNoKVM) {
-			code := exitUnsupported
+			code := command.ExitUnsupported
 			if errors.Is(failure, os.ErrPermission) {
-				code = exitPrivileges
+				code = command.ExitPrivileges
 			}
-			return &exitError{code, failure}
+			return command.Exit(code, failure)
 		}
 		return failure
 	}
@@ -133,7 +89,7 @@ func showSelfTest(w io.Writer, format string, tried []selftest.Attempt) error {
 	if err != nil || r.Fit {
 		return err
 	}
-	return &exitError{exitFailure, fmt.Errorf("tier %v is unfit: %s", r.Tier, strings.Join(r.Reasons, "; "))}
+	return command.Exit(command.ExitFailure, fmt.Errorf("tier %v is unfit: %s", r.Tier, strings.Join(r.Reasons, "; ")))
 }
 
 func (r *selfTestReport) table(w io.Writer) error {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/selftest"
 	"github.com/ummu/ummu/tracer"
 )
@@ -19,7 +20,7 @@ import (
 // form that scripts rely on.
 func TestSelfTest(t *testing.T) {
 	r := ummufeed(t, "check", "--self-test", "--tier", "syscall", "-o", "json")
-	if r.code != exitOK {
+	if r.code != command.ExitOK {
 		t.Fatalf("code %d, stderr %s", r.code, r.errout)
 	}
 	var got struct {
@@ -50,10 +51,10 @@ func TestSelfTestUsage(t *testing.T) {
 		args, says string
 		code       int
 	}{
-		{"check --tier syscall", "--tier is for --self-test", exitUsage},
-		{"check --self-test --tier x", "one of auto, notifier, notifier/probe, notifier/tracepoint, mm, syscall", exitUsage},
-		{"check --self-test --tier mm", "test tier mm: ", exitUnsupported},
-		{selftest.Argument + " nonsense", "self-test: ", exitFailure},
+		{"check --tier syscall", "--tier is for --self-test", command.ExitUsage},
+		{"check --self-test --tier x", "one of auto, notifier, notifier/probe, notifier/tracepoint, mm, syscall", command.ExitUsage},
+		{"check --self-test --tier mm", "test tier mm: ", command.ExitUnsupported},
+		{selftest.Argument + " nonsense", "self-test: ", command.ExitFailure},
 	} {
 		r := ummufeed(t, strings.Fields(c.args)...)
 		if r.code != c.code || r.out != "" || !strings.Contains(r.errout, c.says) {
@@ -76,20 +77,20 @@ func TestShowSelfTest(t *testing.T) {
 		out   []string // of the table
 		err   string
 	}{
-		{"fit", []selftest.Attempt{{Tier: fit.Tier, Report: fit}}, exitOK,
+		{"fit", []selftest.Attempt{{Tier: fit.Tier, Report: fit}}, command.ExitOK,
 			[]string{"munmap ", "not on this kernel", "2000 changes", "tier syscall: FIT: 3 operations"}, ""},
-		{"the second", []selftest.Attempt{{Tier: unfit.Tier, Report: unfit}, {Tier: fit.Tier, Report: fit}}, exitOK,
+		{"the second", []selftest.Attempt{{Tier: unfit.Tier, Report: unfit}, {Tier: fit.Tier, Report: fit}}, command.ExitOK,
 			[]string{"tier notifier/tracepoint: munmap: missed", "tier syscall: FIT"}, ""},
-		{"none", []selftest.Attempt{{Tier: unfit.Tier, Report: unfit}}, exitFailure,
+		{"none", []selftest.Attempt{{Tier: unfit.Tier, Report: unfit}}, command.ExitFailure,
 			[]string{"tier notifier/tracepoint: UNFIT", "1 missed"}, "tier notifier/tracepoint is unfit: munmap: missed"},
-		{"privileges", []selftest.Attempt{{Tier: fit.Tier, Err: fmt.Errorf("x: %w", tracer.ErrPermission)}}, exitPrivileges, nil, "not permitted"},
-		{"no KVM", []selftest.Attempt{{Tier: fit.Tier, Err: fmt.Errorf("x: %w", tracer.ErrNoKVM)}}, exitUnsupported, nil, "no KVM"},
-		{"no access to KVM", []selftest.Attempt{{Tier: fit.Tier, Err: fmt.Errorf("%w: %w", tracer.ErrNoKVM, os.ErrPermission)}}, exitPrivileges, nil, "no KVM"},
+		{"privileges", []selftest.Attempt{{Tier: fit.Tier, Err: fmt.Errorf("x: %w", tracer.ErrPermission)}}, command.ExitPrivileges, nil, "not permitted"},
+		{"no KVM", []selftest.Attempt{{Tier: fit.Tier, Err: fmt.Errorf("x: %w", tracer.ErrNoKVM)}}, command.ExitUnsupported, nil, "no KVM"},
+		{"no access to KVM", []selftest.Attempt{{Tier: fit.Tier, Err: fmt.Errorf("%w: %w", tracer.ErrNoKVM, os.ErrPermission)}}, command.ExitPrivileges, nil, "no KVM"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out bytes.Buffer
 			err := showSelfTest(&out, "table", c.tried)
-			if got := exitCode(err); got != c.code || err != nil && !strings.Contains(err.Error(), c.err) {
+			if got := command.ExitCode(err); got != c.code || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("code %d, error %v", got, err)
 			}
 			for _, s := range c.out {
@@ -99,7 +100,7 @@ func TestShowSelfTest(t *testing.T) {
 			}
 			out.Reset()
 			again := showSelfTest(&out, "json", c.tried)
-			if exitCode(again) != c.code {
+			if command.ExitCode(again) != c.code {
 				t.Errorf("JSON: %v", again)
 			}
 			if c.out == nil {
@@ -113,7 +114,7 @@ func TestShowSelfTest(t *testing.T) {
 				Fit   bool
 				Tried []struct{ Tier, Reason string }
 			}
-			if err := json.Unmarshal(out.Bytes(), &r); err != nil || r.Fit != (c.code == exitOK) || len(r.Tried) != len(c.tried) {
+			if err := json.Unmarshal(out.Bytes(), &r); err != nil || r.Fit != (c.code == command.ExitOK) || len(r.Tried) != len(c.tried) {
 				t.Errorf("%v: %s", errors.Join(err), out.String())
 			}
 		})

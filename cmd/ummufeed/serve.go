@@ -16,12 +16,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/daemon"
+	"github.com/ummu/ummu/internal/target"
 )
 
-func newServe(s streams) *cobra.Command {
+func newServe(s command.Streams) *cobra.Command {
 	c := daemon.Config{Socket: feed.DefaultSocket}
-	tier := tierFlag("auto")
+	tier := target.Tier("auto")
 	mode := modeFlag(daemon.DefaultMode)
 	group := ""
 	cmd := &cobra.Command{
@@ -44,10 +46,10 @@ when it is ready (NOTIFY_SOCKET).
 
 Exit code 3 if no tier works on this kernel, 4 if privileges are missing
 (CAP_BPF and CAP_PERFMON).`,
-		Args: args(cobra.NoArgs),
+		Args: command.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if tier != "auto" {
-				tiers, err := tier.tiers()
+				tiers, err := tier.Tiers()
 				if err != nil {
 					return err
 				}
@@ -67,11 +69,11 @@ Exit code 3 if no tier works on this kernel, 4 if privileges are missing
 			}
 			if l != nil {
 				if cmd.Flags().Changed("socket") {
-					return usagef("--socket is given, and a socket is passed by LISTEN_FDS")
+					return command.Usagef("--socket is given, and a socket is passed by LISTEN_FDS")
 				}
 				c.Socket, c.Listener = "", l
 			}
-			c.Log = s.log()
+			c.Log = s.Log()
 			return serve(cmd.Context(), c)
 		},
 	}
@@ -79,7 +81,7 @@ Exit code 3 if no tier works on this kernel, 4 if privileges are missing
 	fl.StringVar(&c.Socket, "socket", c.Socket, "`path` to listen at")
 	fl.Var(&mode, "mode", "access mode of the socket, octal")
 	fl.StringVar(&group, "group", "", "`group` of the socket, by name or number")
-	registerTier(cmd, &tier)
+	tier.Register(cmd)
 	fl.BoolVar(&c.AllowKVM, "allow-kvm", false, "give programs an empty virtual machine each, for its notifier")
 	fl.BoolVar(&c.AllowSyscallTier, "allow-syscall-tier", false, "use the syscall tier where nothing better works")
 	fl.IntVar(&c.MaxWatchesPerProcess, "max-watches-per-process", daemon.DefaultMaxWatchesPerProcess, "limit")
@@ -101,7 +103,7 @@ func serve(ctx context.Context, c daemon.Config) error {
 	if err := daemon.Notify("READY=1\nSTATUS=serving at " + d.Addr()); err != nil {
 		c.Log.Warn("cannot tell the service manager", "error", err)
 	}
-	c.Log.Info("serving", "socket", d.Addr(), "version", version())
+	c.Log.Info("serving", "socket", d.Addr(), "version", command.Version())
 	defer context.AfterFunc(ctx, func() {
 		// Told while it is done: no watch lives any more when the hooks go.
 		daemon.Notify("STOPPING=1")
@@ -115,7 +117,7 @@ func groupID(name string) (int, error) {
 	}
 	g, err := user.LookupGroup(name)
 	if err != nil {
-		return 0, usagef("group %q: %w", name, err)
+		return 0, command.Usagef("group %q: %w", name, err)
 	}
 	return strconv.Atoi(g.Gid)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ummu/ummu/feed"
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/daemon"
 	"github.com/ummu/ummu/internal/wire"
 	"github.com/ummu/ummu/tracer"
@@ -50,8 +51,8 @@ type watchReport struct {
 	Rate      float64 `json:"records_per_s"`
 }
 
-func newStatus(s streams) *cobra.Command {
-	format := formatFlag{allowed: []string{"table", "json"}, value: "table"}
+func newStatus(s command.Streams) *cobra.Command {
+	format := command.Format{Allowed: []string{"table", "json"}, Value: "table"}
 	socket := ""
 	var interval time.Duration
 	cmd := &cobra.Command{
@@ -62,14 +63,14 @@ they take, how many records they got and how many were lost. A user sees the
 watches of its own processes; CAP_SYS_PTRACE shows all.
 
 Rates are means since the watch was opened, or with --interval over that time.`,
-		Args: args(cobra.NoArgs),
+		Args: command.Args(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			ctx := cmd.Context()
 			if ctx == nil {
 				ctx = context.Background()
 			}
 			if interval < 0 {
-				return usagef("--interval %v is negative", interval)
+				return command.Usagef("--interval %v is negative", interval)
 			}
 			socket = cmp.Or(socket, os.Getenv(feed.EnvSocket), feed.DefaultSocket)
 			var before *daemon.Report
@@ -83,15 +84,15 @@ Rates are means since the watch was opened, or with --interval over that time.`,
 				return statusError(err)
 			}
 			r := reportOf(socket, before, now)
-			if format.value == "json" {
-				e := json.NewEncoder(s.out)
+			if format.Value == "json" {
+				e := json.NewEncoder(s.Out)
 				e.SetIndent("", "  ")
 				return e.Encode(r)
 			}
-			return r.table(s.out)
+			return r.table(s.Out)
 		},
 	}
-	format.register(cmd)
+	format.Register(cmd)
 	cmd.Flags().StringVar(&socket, "socket", "", "`path` of the daemon's socket (default $UMMU_SOCKET, or "+feed.DefaultSocket+")")
 	cmd.Flags().DurationVar(&interval, "interval", 0, "look twice and show the rates in between")
 	return cmd
@@ -102,7 +103,7 @@ func statusError(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w; try: ummufeed serve, or set %s", err, feed.EnvSocket)
 	case errors.Is(err, fs.ErrPermission):
-		return &exitError{exitPrivileges, fmt.Errorf("%w; the socket's group may connect", err)}
+		return command.Exit(command.ExitPrivileges, fmt.Errorf("%w; the socket's group may connect", err))
 	}
 	return err
 }
@@ -154,7 +155,7 @@ func (r *statusReport) table(w io.Writer) error {
 		fmt.Fprintln(t, "WATCH\tPID\tUID\tTIER\tSTATE\tAGE\tKIB\tRECORDS\tPER SECOND\tFILTERED\tLOST\tUNPAIRED\t  COMMAND")
 		for _, w := range r.Watches {
 			fmt.Fprintf(t, "%d\t%d\t%d\t%s\t%s\t%v\t%d\t%d\t%.1f\t%d\t%d\t%d\t  %s\n", w.Watch, w.PID, w.UID, w.Tier, w.State,
-				(time.Duration(w.AgeSec) * time.Second), w.Bytes>>10, w.Records, w.Rate, w.Filtered, w.Lost, w.Unpaired, printable(w.Comm))
+				(time.Duration(w.AgeSec) * time.Second), w.Bytes>>10, w.Records, w.Rate, w.Filtered, w.Lost, w.Unpaired, command.Printable(w.Comm))
 		}
 		t.Flush()
 	}

@@ -9,11 +9,13 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/ummu/ummu/internal/calls"
+	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -37,7 +39,7 @@ func newTable(f *streamFlags, w io.Writer, m *recording.Meta, colour bool) (*tab
 		return nil, err
 	}
 	t := &table{out: bufio.NewWriterSize(w, 64<<10), calls: ct, zero: m.MonotonicZero, tier: m.Tier, colour: colour, quiet: f.summary}
-	switch f.phase.value {
+	switch f.phase.Value {
 	case "begin":
 		t.phases, t.phase = true, mm.PhaseBegin
 	case "end":
@@ -83,11 +85,11 @@ func (t *table) record(r *mm.Record) error {
 	return t.line(r, r.Phase == mm.PhaseBegin)
 }
 
-func (t *table) change(c *change) error {
+func (t *table) change(c *pairs.Change) error {
 	if t.phases {
 		return nil
 	}
-	return t.line(&c.Record, c.open)
+	return t.line(&c.Record, c.Open)
 }
 
 // line is one line. open: the result is not known.
@@ -100,7 +102,7 @@ func (t *table) line(r *mm.Record, open bool) error {
 	t.rightNumber(uint64(r.PID), 8)
 	t.rightNumber(uint64(r.TID), 8)
 	t.buf = append(t.buf, ' ')
-	t.cell(printable(r.Comm.String()), 15)
+	t.cell(command.Printable(r.Comm.String()), 15)
 	t.buf = append(t.buf, ' ')
 	if t.colour {
 		t.buf = append(t.buf, colours[r.Kind&15]...)
@@ -109,11 +111,11 @@ func (t *table) line(r *mm.Record, open bool) error {
 	if t.colour {
 		t.buf = append(t.buf, "\x1b[0m"...)
 	}
-	t.right(string(appendRange(scratch[:0], r.Range)), 27)
-	t.right(string(appendSize(scratch[:0], r.Range)), 8)
+	t.right(string(command.AppendRange(scratch[:0], r.Range)), 27)
+	t.right(string(command.AppendSize(scratch[:0], r.Range)), 8)
 	if !r.To.Empty() {
 		t.buf = append(t.buf, " -> "...)
-		t.buf = appendRange(t.buf, r.To)
+		t.buf = command.AppendRange(t.buf, r.To)
 	}
 	t.buf = append(t.buf, "  "...)
 	t.what(r, open)
@@ -147,7 +149,7 @@ func (t *table) what(r *mm.Record, open bool) {
 		}
 	case r.Call.ABI == mm.ABINone:
 		t.buf = append(t.buf, '-')
-	case beginsOnly(t.tier):
+	case target.BeginsOnly(t.tier):
 		t.buf = append(t.buf, t.calls.Name(r.Call)...)
 	default:
 		t.buf = append(append(t.buf, t.calls.Name(r.Call)...), '(')
@@ -166,51 +168,6 @@ func (t *table) what(r *mm.Record, open bool) {
 func (t *table) rightNumber(n uint64, width int) {
 	var b [20]byte
 	t.right(string(strconv.AppendUint(b[:0], n, 10)), width)
-}
-
-func appendRange(b []byte, r mm.Range) []byte {
-	switch {
-	case r.Empty():
-		return append(b, '-')
-	case r == mm.Whole:
-		return append(b, "whole-space"...)
-	}
-	b = append(strconv.AppendUint(b, uint64(r.Start), 16), '-')
-	if r.End == mm.MaxAddr {
-		return append(b, "top"...)
-	}
-	return strconv.AppendUint(b, uint64(r.End), 16)
-}
-
-// appendSize is exact as long as it is short: 4K, 132K, 2M.
-func appendSize(b []byte, r mm.Range) []byte {
-	if r.Empty() || r.End == mm.MaxAddr {
-		return append(b, '-')
-	}
-	n, unit := r.Len(), 0
-	for n%1024 == 0 && n >= 1024 && unit < 4 {
-		n, unit = n/1024, unit+1
-	}
-	b = strconv.AppendUint(b, n, 10)
-	if unit > 0 {
-		b = append(b, "KMGT"[unit-1])
-	}
-	return b
-}
-
-// printable replaces what could control a terminal: any program chooses its name.
-func printable(s string) string {
-	for _, r := range s {
-		if !unicode.IsPrint(r) || r == utf8.RuneError {
-			return strings.Map(func(r rune) rune {
-				if unicode.IsPrint(r) {
-					return r
-				}
-				return '?'
-			}, s)
-		}
-	}
-	return s
 }
 
 var colours = [16]string{
@@ -232,7 +189,7 @@ func summaryTable(b []byte, s *recording.Summary, tier string) []byte {
 	b = fmt.Appendf(b, "%-10s %10s %10s %12s\n", "KIND", "CHANGES", "FAILED", "BYTES")
 	for _, k := range mm.Kinds() {
 		if c, ok := s.Changes[k.String()]; ok {
-			b = fmt.Appendf(b, "%-10s %10d %10d %12s\n", k, c.Count, c.Failed, human(c.Bytes))
+			b = fmt.Appendf(b, "%-10s %10d %10d %12s\n", k, c.Count, c.Failed, command.Human(c.Bytes))
 		}
 	}
 	for _, g := range s.Gaps {
@@ -246,15 +203,4 @@ func summaryTable(b []byte, s *recording.Summary, tier string) []byte {
 		where = " (" + strings.Join(s.LostAt, ", ") + ")"
 	}
 	return fmt.Appendf(b, "INCOMPLETE: %d records, %d lost%s, tier %s: %s\n", s.Records, s.Lost, where, tier, s.Reason)
-}
-
-func human(n uint64) string {
-	if n < 1024 {
-		return strconv.FormatUint(n, 10)
-	}
-	x, unit := float64(n)/1024, 0
-	for x >= 1024 && unit < 4 {
-		x, unit = x/1024, unit+1
-	}
-	return strconv.FormatFloat(x, 'f', 1, 64) + " " + "KMGTP"[unit:unit+1] + "iB"
 }

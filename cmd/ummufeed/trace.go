@@ -4,18 +4,17 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
 	"sync/atomic"
 	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/inject"
-	"github.com/ummu/ummu/internal/preflight"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/tracer"
 )
@@ -23,7 +22,7 @@ import (
 // targets are the running processes to watch.
 type targets struct {
 	watchOptions
-	pids   pidsFlag
+	pids   command.PIDs
 	all    bool
 	inject bool
 }
@@ -34,7 +33,7 @@ func (t *targets) register(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&t.inject, "inject", false, "stop each PID for some milliseconds and give it an MMU notifier, for --tier notifier")
 }
 
-func newTrace(s streams) *cobra.Command {
+func newTrace(s command.Streams) *cobra.Command {
 	var f streamFlags
 	var t targets
 	cmd := &cobra.Command{
@@ -46,11 +45,11 @@ or SIGHUP comes. Records go to standard output, or to --output FILE.
 
 Other users' processes need CAP_SYS_PTRACE as well.
 
-` + tierHelp + `
+` + target.TierHelp + `
 A running process gets its notifier by --inject only: all its threads are stopped
 by ptrace for some milliseconds while it makes an empty KVM machine. What it forks
 or executes later has none.`,
-		Args: args(cobra.NoArgs),
+		Args: command.Args(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			if len(t.pids) == 0 && !t.all {
 				t.pids = f.filter.pids // --pid alone can mean nothing else
@@ -78,15 +77,15 @@ or executes later has none.`,
 func (t *targets) validate() error {
 	switch {
 	case len(t.pids) == 0 && !t.all:
-		return usagef("nothing to watch: give -p PID or --all")
+		return command.Usagef("nothing to watch: give -p PID or --all")
 	case len(t.pids) > 0 && t.all:
-		return usagef("-p and --all exclude each other")
+		return command.Usagef("-p and --all exclude each other")
 	case t.inject && t.all:
-		return usagef("--inject is for -p")
-	case t.inject && t.tier != "auto" && !t.tier.notifier():
-		return usagef("--inject is for --tier notifier")
-	case t.tier.notifier() && !t.inject:
-		return usagef("--tier notifier sees nothing of processes without a notifier; with -p, --inject makes one")
+		return command.Usagef("--inject is for -p")
+	case t.inject && t.tier != "auto" && !t.tier.Notifier():
+		return command.Usagef("--inject is for --tier notifier")
+	case t.tier.Notifier() && !t.inject:
+		return command.Usagef("--tier notifier sees nothing of processes without a notifier; with -p, --inject makes one")
 	}
 	if t.inject && t.tier == "auto" {
 		t.tier = "notifier"
@@ -94,84 +93,34 @@ func (t *targets) validate() error {
 	return nil
 }
 
-// process is a running process that is watched.
-type process struct {
-	pid, fd int
-}
-
-func (p *process) ended() bool {
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n > 0
-}
-
-func openProcess(pid int) (*process, error) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	switch {
-	case err == unix.ESRCH:
-		return nil, fmt.Errorf("watch process %d: %w", pid, tracer.ErrNoProcess)
-	case err == unix.EINVAL, err == unix.ENOENT:
-		return nil, fmt.Errorf("watch process %d: it is a thread; give its process: %w", pid, tracer.ErrNoProcess)
-	case err != nil:
-		return nil, fmt.Errorf("watch process %d: %w", pid, err)
-	}
-	return &process{pid, fd}, nil
-}
-
-// mayWatch refuses addresses of processes that the caller could not trace.
-func mayWatch(t *targets) error {
-	facts, err := preflight.Gather()
-	if err != nil {
-		return err
-	}
-	if facts.Capabilities["CAP_SYS_PTRACE"] {
-		return nil
-	}
-	if t.all {
-		return &exitError{exitPrivileges, errors.New("watch every process: needs CAP_SYS_PTRACE")}
-	}
-	for _, pid := range t.pids {
-		// The kernel checks PTRACE_MODE_READ at open (fs/proc/task_mmu.c).
-		f, err := os.Open(fmt.Sprintf("/proc/%d/maps", pid))
-		if errors.Is(err, os.ErrPermission) {
-			return &exitError{exitPrivileges, fmt.Errorf("watch process %d: it is another user's: needs CAP_SYS_PTRACE", pid)}
-		}
-		if err == nil {
-			f.Close()
-		}
-	}
-	return nil
-}
-
 // traceTargets watches running processes until they end or a signal comes.
-func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Meta) (sink, error)) error {
+func traceTargets(s command.Streams, f *streamFlags, t *targets, open func(*recording.Meta) (sink, error)) error {
 	wo, err := t.options()
 	if err != nil {
 		return err
 	}
-	if err := mayWatch(t); err != nil {
+	if err := target.MayWatch(t.pids, t.all); err != nil {
 		return err
 	}
-	var ps []*process
+	var ps []*target.Process
 	for _, pid := range t.pids {
-		p, err := openProcess(pid)
+		p, err := target.OpenProcess(pid)
 		if err != nil {
 			return err
 		}
-		defer unix.Close(p.fd)
+		defer p.Close()
 		ps = append(ps, p)
 	}
-	tr, why, err := t.tier.open(context.Background(), s.log())
+	tr, why, err := t.tier.Open(context.Background(), s.Log())
 	if err != nil {
 		return err
 	}
 	defer tr.Close()
-	warnMissing(s.log(), tr.Coverage())
-	meta, err := newMeta(tr.Coverage())
+	warnMissing(s.Log(), tr.Coverage())
+	meta, err := target.NewMeta(tr.Coverage(), why)
 	if err != nil {
 		return err
 	}
-	meta.TierReason = why
 	meta.PIDs = t.pids
 	if t.inject {
 		machines, err := injectAll(ps)
@@ -196,7 +145,7 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 		return err
 	}
 	for _, p := range ps {
-		if err := watch(tracer.PIDFD(p.fd)); err != nil {
+		if err := watch(tracer.PIDFD(p.FD)); err != nil {
 			return err
 		}
 	}
@@ -225,7 +174,7 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 			if se.err != nil || ended && tree.empty() {
 				stopOnce()
 			}
-			ended = !anyRuns(ps)
+			ended = !target.AnyRuns(ps)
 		}
 	} else {
 		se.onTick = func() {
@@ -234,7 +183,7 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 			}
 		}
 	}
-	stop := onInterrupt(func(syscall.Signal) {
+	stop := command.OnInterrupt(func(syscall.Signal) {
 		se.mu.Lock()
 		defer se.mu.Unlock()
 		stopOnce()
@@ -248,37 +197,28 @@ func traceTargets(s streams, f *streamFlags, t *targets, open func(*recording.Me
 	case outErr != nil:
 		return fmt.Errorf("write records: %w", outErr)
 	case f.failOnLoss && incomplete(sum):
-		return &exitError{code: exitIncomplete}
+		return command.Exit(command.ExitIncomplete, nil)
 	}
 	return nil
 }
 
 // injectAll gives each process a notifier. A signal waits until that is done:
 // to be killed meanwhile would kill the process.
-func injectAll(ps []*process) (machines []*inject.Machine, err error) {
+func injectAll(ps []*target.Process) (machines []*inject.Machine, err error) {
 	var first atomic.Int32
-	stop := onInterrupt(func(sig syscall.Signal) { first.CompareAndSwap(0, int32(sig)) })
+	stop := command.OnInterrupt(func(sig syscall.Signal) { first.CompareAndSwap(0, int32(sig)) })
 	defer stop()
 	for _, p := range ps {
-		m, err := inject.Process(p.pid)
+		m, err := inject.Process(p.PID)
 		if err != nil {
 			return machines, injectError(err)
 		}
 		machines = append(machines, m)
 		if sig := first.Load(); sig != 0 {
-			return machines, &exitError{code: 128 + int(sig)}
+			return machines, command.Exit(128+int(sig), nil)
 		}
 	}
 	return machines, nil
-}
-
-func anyRuns(ps []*process) bool {
-	for _, p := range ps {
-		if !p.ended() {
-			return true
-		}
-	}
-	return false
 }
 
 // tree is the set of followed children that have not ended, by the records.

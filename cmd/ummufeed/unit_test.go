@@ -14,8 +14,9 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"pgregory.net/rapid"
 
+	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/preflight"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
@@ -44,8 +45,8 @@ func TestFilter(t *testing.T) {
 		{"all", filter{}, [4]bool{true, true, true, true}},
 		{"kind", filter{kinds: kindsFlag{mm.Unmap}}, [4]bool{true, false, false, true}},
 		{"kinds", filter{kinds: kindsFlag{mm.Fork, mm.Move}}, [4]bool{false, true, true, true}},
-		{"pid", filter{pids: pidsFlag{7}}, [4]bool{true, true, true, true}},
-		{"other pid", filter{pids: pidsFlag{8}}, [4]bool{false, false, false, true}},
+		{"pid", filter{pids: command.PIDs{7}}, [4]bool{true, true, true, true}},
+		{"other pid", filter{pids: command.PIDs{8}}, [4]bool{false, false, false, true}},
 		{"size", filter{minSize: 0x4000}, [4]bool{false, true, false, true}},
 		{"range", filter{ranges: rangesFlag{rng(0x2fff, 0x3000)}}, [4]bool{true, true, false, true}},
 		{"range behind", filter{ranges: rangesFlag{rng(0x3000, 0x4000)}}, [4]bool{false, false, false, true}},
@@ -59,17 +60,6 @@ func TestFilter(t *testing.T) {
 }
 
 func TestFlagValues(t *testing.T) {
-	var z sizeFlag
-	for s, want := range map[string]sizeFlag{"0": 0, "17": 17, "4K": 4096, "2m": 2 << 20, "1G": 1 << 30, "3T": 3 << 40} {
-		if err := z.Set(s); err != nil || z != want {
-			t.Errorf("size %q: %d, %v", s, z, err)
-		}
-	}
-	for _, s := range []string{"", "K", "-1", "1P", "1.5K", "99999999999T"} {
-		if z.Set(s) == nil {
-			t.Errorf("size %q is accepted", s)
-		}
-	}
 	for s, want := range map[string]mm.Range{"1000-2000": rng(0x1000, 0x2000), "0x7f0000000000-0X7f0000001000": rng(0x7f0000000000, 0x7f0000001000)} {
 		var r rangesFlag
 		if err := r.Set(s); err != nil || r[0] != want {
@@ -81,11 +71,6 @@ func TestFlagValues(t *testing.T) {
 			t.Errorf("range %q is accepted", s)
 		}
 	}
-	for _, s := range []string{"", "0", "-1", "a", "99999999999", "1,"} {
-		if new(pidsFlag).Set(s) == nil {
-			t.Errorf("pid %q is accepted", s)
-		}
-	}
 	var k kindsFlag
 	if err := k.Set("unmap,zap"); err != nil || k.String() != "unmap,zap" {
 		t.Error(k, err)
@@ -93,110 +78,6 @@ func TestFlagValues(t *testing.T) {
 	if k.Set("none") == nil || k.Set("") == nil {
 		t.Error("kind none or empty is accepted")
 	}
-}
-
-// pairs runs records through a pairer.
-func pairs(rs []mm.Record) []change {
-	var out []change
-	p := newPairer(func(c *change) error { out = append(out, *c); return nil })
-	for i := range rs {
-		p.add(&rs[i])
-	}
-	p.end()
-	return out
-}
-
-func TestPairs(t *testing.T) {
-	munmap, mremap, vec := mm.Call{NR: 11}, mm.Call{NR: 25}, mm.Call{NR: 440}
-	uring := mm.Call{NR: 25, ABI: mm.ABIIOUring}
-	b := func(seq uint64, tid uint32, k mm.Kind, r mm.Range, c mm.Call, f mm.Flags) mm.Record {
-		return mm.Record{Seq: seq, Time: time.Duration(seq), PID: 1, TID: tid, Kind: k, Range: r, Call: c, Flags: f, Phase: mm.PhaseBegin}
-	}
-	e := func(seq uint64, tid uint32, k mm.Kind, r mm.Range, c mm.Call, f mm.Flags, ret int64) mm.Record {
-		x := b(seq, tid, k, r, c, f)
-		x.Phase, x.Ret = mm.PhaseEnd, ret
-		return x
-	}
-	r1, r2, hull := rng(0x1000, 0x2000), rng(0x5000, 0x6000), rng(0x1000, 0x6000)
-	for _, c := range []struct {
-		name string
-		in   []mm.Record
-		want []string
-	}{
-		{"one", []mm.Record{b(1, 1, mm.Unmap, r1, munmap, 0), e(2, 1, mm.Unmap, r1, munmap, 0, 0)}, []string{"1 unmap 1000-2000 0"}},
-		{"two threads", []mm.Record{b(1, 1, mm.Unmap, r1, munmap, 0), b(2, 2, mm.Unmap, r2, munmap, 0), e(3, 2, mm.Unmap, r2, munmap, 0, 0), e(4, 1, mm.Unmap, r1, munmap, 0, -22)},
-			[]string{"2 unmap 5000-6000 0", "1 unmap 1000-2000 -22"}},
-		{"end knows better", []mm.Record{b(1, 1, mm.Move, r1, mremap, mm.Maybe), e(2, 1, mm.Map, r2, mremap, 0, 0)}, []string{"1 map 5000-6000 0"}},
-		{"vector", []mm.Record{b(1, 1, mm.Zap, r1, vec, mm.Vector), b(2, 1, mm.Zap, r2, vec, mm.Vector), e(3, 1, mm.Zap, hull, vec, mm.Vector, 8192)},
-			[]string{"1 zap 1000-2000 8192", "2 zap 5000-6000 8192"}},
-		{"unpaired end", []mm.Record{e(1, 1, mm.Unmap, r1, munmap, mm.Unpaired, 0)}, []string{"1 unmap 1000-2000 0"}},
-		{"still open", []mm.Record{b(1, 1, mm.Unmap, r1, munmap, 0), b(2, 2, mm.Unmap, r2, munmap, 0)}, []string{"1 unmap 1000-2000 open", "2 unmap 5000-6000 open"}},
-		{"end was lost", []mm.Record{b(1, 1, mm.Unmap, r1, munmap, 0), b(3, 1, mm.Unmap, r2, munmap, 0), e(4, 1, mm.Unmap, r2, munmap, 0, 0)},
-			[]string{"1 unmap 1000-2000 open", "3 unmap 5000-6000 0"}},
-		{"killed in the call", []mm.Record{b(1, 1, mm.Unmap, r1, munmap, 0), e(2, 1, mm.Exit, mm.Range{}, noCall, mm.LastTask, 0)},
-			[]string{"1 unmap 1000-2000 open", "2 exit 0-0 0"}},
-		{"lost between", []mm.Record{b(1, 1, mm.Unmap, r1, munmap, 0), e(9, 0, mm.Lost, mm.Whole, noCall, 0, 0), e(10, 1, mm.Unmap, r1, munmap, 0, 0)},
-			[]string{"9 lost 0-ffffffffffffffff 0", "1 unmap 1000-2000 0"}},
-		{"io_uring in a worker", []mm.Record{b(1, 1, mm.Zap, r1, uring, mm.Async), b(2, 1, mm.Zap, r2, uring, mm.Async), b(3, 1, mm.Unmap, r1, munmap, 0), e(4, 1, mm.Unmap, r1, munmap, 0, 0), e(5, 9, mm.Zap, r1, uring, mm.Async, 0), e(6, 8, mm.Zap, r2, uring, mm.Async, 0)},
-			[]string{"3 unmap 1000-2000 0", "1 zap 1000-2000 0", "2 zap 5000-6000 0"}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			var got []string
-			for _, x := range pairs(c.in) {
-				end := fmt.Sprint(x.Ret)
-				if x.open {
-					end = "open"
-				}
-				got = append(got, fmt.Sprintf("%d %v %v %s", x.Time, x.Kind, x.Range, end))
-			}
-			if d := cmp.Diff(c.want, got); d != "" {
-				t.Errorf("(-want +got):\n%s", d)
-			}
-		})
-	}
-}
-
-// Whatever comes, no begin vanishes and none is shown twice: changes = begins
-// + ends - joined, and each begin is part of exactly one change.
-func TestPairsConserve(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		n := rapid.IntRange(0, 60).Draw(t, "n")
-		var rs []mm.Record
-		for i := range n {
-			r := mm.Record{
-				Seq: uint64(i + 1), Time: time.Duration(i + 1), PID: 1, TID: rapid.Uint32Range(1, 3).Draw(t, "tid"), Kind: mm.Zap,
-				Call:  rapid.SampledFrom([]mm.Call{{NR: 11}, {NR: 28}, {NR: 25, ABI: mm.ABIIOUring}}).Draw(t, "call"),
-				Range: rng(0x1000, mm.Addr(rapid.SampledFrom([]int{0x2000, 0x3000}).Draw(t, "end"))),
-				Phase: rapid.SampledFrom([]mm.Phase{mm.PhaseBegin, mm.PhaseEnd}).Draw(t, "phase"),
-			}
-			if rapid.IntRange(0, 9).Draw(t, "exit") == 0 {
-				r.Kind, r.Phase, r.Call = mm.Exit, mm.PhaseEnd, noCall
-				r.Flags = rapid.SampledFrom([]mm.Flags{0, mm.LastTask, mm.SpaceDeath}).Draw(t, "flags")
-			}
-			rs = append(rs, r)
-		}
-		begins, seen := 0, map[time.Duration]int{}
-		for _, r := range rs {
-			if r.Phase == mm.PhaseBegin {
-				begins++
-			}
-		}
-		open, changes := 0, pairs(rs)
-		for _, c := range changes {
-			seen[c.Time]++ // the time of the begin, if there was one
-			if c.open {
-				open++
-			}
-		}
-		for _, r := range rs {
-			if r.Phase == mm.PhaseBegin && seen[r.Time] != 1 {
-				t.Fatalf("begin %d is in %d changes", r.Seq, seen[r.Time])
-			}
-		}
-		if ends := n - begins; len(changes) != open+ends {
-			t.Fatalf("%d changes from %d ends and %d open begins", len(changes), ends, open)
-		}
-	})
 }
 
 func meta() *recording.Meta {
@@ -252,18 +133,18 @@ move                1          0      8.0 KiB
 fork                1          0            0
 INCOMPLETE: 5 records, 5 lost (ring), tier syscall: 5 events lost
 `
-	f := streamFlags{format: formatFlag{value: "table"}}
+	f := streamFlags{format: command.Format{Value: "table"}}
 	if d := cmp.Diff(strings.Split(want, "\n"), strings.Split(show(t, f, false), "\n")); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 	if s := show(t, f, true); !strings.Contains(s, "\x1b[31munmap   \x1b[0m") {
 		t.Errorf("no colours: %q", s)
 	}
-	f.phase.value = "both"
+	f.phase.Value = "both"
 	if s := show(t, f, false); strings.Count(s, "munmap() = ?") != 1 || strings.Count(s, "munmap() = -1 EINVAL") != 1 {
 		t.Errorf("both phases:\n%s", s)
 	}
-	f.phase.value = "begin"
+	f.phase.Value = "begin"
 	if s := show(t, f, false); strings.Contains(s, "EINVAL") || !strings.Contains(s, "events lost:") {
 		t.Errorf("phase begin:\n%s", s)
 	}
@@ -274,7 +155,7 @@ INCOMPLETE: 5 records, 5 lost (ring), tier syscall: 5 events lost
 }
 
 func TestLines(t *testing.T) {
-	f := streamFlags{format: formatFlag{value: "ndjson"}}
+	f := streamFlags{format: command.Format{Value: "ndjson"}}
 	text := show(t, f, false)
 	rd, err := recording.NewReader(strings.NewReader(text), hookName)
 	if err != nil {
@@ -299,7 +180,7 @@ func TestLines(t *testing.T) {
 		t.Errorf("summary (-want +got):\n%s", d)
 	}
 
-	f.format.value = "json"
+	f.format.Value = "json"
 	var doc struct {
 		Meta    recording.Meta
 		Records []map[string]any
@@ -356,9 +237,9 @@ type countingSink struct {
 	sum  *recording.Summary
 }
 
-func (c *countingSink) record(r *mm.Record) error { c.seqs = append(c.seqs, r.Seq); return c.fail }
-func (c *countingSink) change(*change) error      { return nil }
-func (c *countingSink) flush() error              { return nil }
+func (c *countingSink) record(r *mm.Record) error  { c.seqs = append(c.seqs, r.Seq); return c.fail }
+func (c *countingSink) change(*pairs.Change) error { return nil }
+func (c *countingSink) flush() error               { return nil }
 func (c *countingSink) end(s *recording.Summary) error {
 	c.sum = s
 	return nil
@@ -434,13 +315,13 @@ func TestCheckReport(t *testing.T) {
 		cov  tracer.Coverage
 		code int
 	}{
-		{"works", tracer.Coverage{Tier: tracer.TierSyscall, Hooks: []tracer.HookStatus{hook}, Gaps: gap}, exitOK},
-		{"privileges", tracer.Coverage{Hooks: []tracer.HookStatus{bad}, Gaps: gap}, exitPrivileges},
-		{"kernel", tracer.Coverage{Hooks: []tracer.HookStatus{old}, Gaps: gap}, exitUnsupported},
+		{"works", tracer.Coverage{Tier: tracer.TierSyscall, Hooks: []tracer.HookStatus{hook}, Gaps: gap}, command.ExitOK},
+		{"privileges", tracer.Coverage{Hooks: []tracer.HookStatus{bad}, Gaps: gap}, command.ExitPrivileges},
+		{"kernel", tracer.Coverage{Hooks: []tracer.HookStatus{old}, Gaps: gap}, command.ExitUnsupported},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out bytes.Buffer
-			if got := exitCode(check(&out, "json", facts, c.cov)); got != c.code {
+			if got := command.ExitCode(check(&out, "json", facts, c.cov)); got != c.code {
 				t.Errorf("code %d, want %d", got, c.code)
 			}
 			var m map[string]any
@@ -467,7 +348,7 @@ func TestWarnMissing(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
-	warnMissing(streams{err: w}.log(), tracer.Coverage{Hooks: []tracer.HookStatus{
+	warnMissing(command.Streams{Err: w}.Log(), tracer.Coverage{Hooks: []tracer.HookStatus{
 		{Name: "tp_btf/sys_enter", Attached: true}, {Name: "raw_tp/io_uring_complete", Sees: "ends", Err: tracer.ErrNotSupported},
 	}})
 	w.Close()
@@ -478,24 +359,10 @@ func TestWarnMissing(t *testing.T) {
 	}
 }
 
-func TestExitCode(t *testing.T) {
-	for _, c := range []struct {
-		err  error
-		want int
-	}{
-		{nil, 0}, {io.EOF, 1}, {usagef("x"), 2}, {fmt.Errorf("a: %w", tracer.ErrNotSupported), 3}, {fmt.Errorf("a: %w", tracer.ErrPermission), 4},
-		{fmt.Errorf("a: %w", recording.ErrCorrupt), 5}, {fmt.Errorf("a: %w", recording.ErrTruncated), 5}, {&exitError{code: 77}, 77},
-	} {
-		if got := exitCode(c.err); got != c.want {
-			t.Errorf("%v: %d, want %d", c.err, got, c.want)
-		}
-	}
-}
-
 func BenchmarkView(b *testing.B) {
 	for _, form := range []string{"ndjson", "table"} {
 		b.Run(form, func(b *testing.B) {
-			f := streamFlags{format: formatFlag{value: form}}
+			f := streamFlags{format: command.Format{Value: form}}
 			sk, err := newSink(&f, io.Discard, meta(), false)
 			if err != nil {
 				b.Fatal(err)

@@ -4,30 +4,21 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"fmt"
 	"io"
-	"os"
-	"runtime"
-	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
+	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/mm"
-	"github.com/ummu/ummu/tracer"
 )
-
-func sortBySeq(rs []mm.Record) {
-	slices.SortFunc(rs, func(a, b mm.Record) int { return cmp.Compare(a.Seq, b.Seq) })
-}
 
 // sink is a form of output. It gets every selected record and every selected
 // change, and uses what its form shows.
 type sink interface {
 	record(*mm.Record) error
-	change(*change) error
+	change(*pairs.Change) error
 	flush() error
 	end(*recording.Summary) error
 }
@@ -36,7 +27,7 @@ type sink interface {
 type view struct {
 	filter  *filter
 	sink    sink
-	pairs   *pairer
+	pairs   *pairs.Joiner
 	tier    string
 	byKind  [256]uint64
 	changes [256]recording.Count
@@ -45,8 +36,7 @@ type view struct {
 
 func newView(f *filter, s sink, tier string) *view {
 	v := &view{filter: f, sink: s, tier: tier}
-	v.pairs = newPairer(v.change)
-	v.pairs.beginsOnly = beginsOnly(tier)
+	v.pairs = pairs.New(target.BeginsOnly(tier), v.change)
 	return v
 }
 
@@ -56,7 +46,7 @@ func (v *view) record(r *mm.Record) error {
 		v.sum.Lost += r.Lost
 	case !v.filter.match(r):
 		v.sum.Filtered++
-		return v.pairs.add(r) // its partner may be selected
+		return v.pairs.Add(r) // its partner may be selected
 	default:
 		v.sum.Records++
 	}
@@ -64,10 +54,10 @@ func (v *view) record(r *mm.Record) error {
 	if err := v.sink.record(r); err != nil {
 		return err
 	}
-	return v.pairs.add(r)
+	return v.pairs.Add(r)
 }
 
-func (v *view) change(c *change) error {
+func (v *view) change(c *pairs.Change) error {
 	if !v.filter.match(&c.Record) {
 		return nil
 	}
@@ -85,7 +75,7 @@ func (v *view) change(c *change) error {
 // end completes the summary and prints it. reason says why the stream is not
 // complete, apart from losses; empty if it is.
 func (v *view) end(lostAt []string, reason string) (*recording.Summary, error) {
-	if err := v.pairs.end(); err != nil {
+	if err := v.pairs.End(); err != nil {
 		return nil, err
 	}
 	s := &v.sum
@@ -113,29 +103,10 @@ func (v *view) end(lostAt []string, reason string) (*recording.Summary, error) {
 	return s, v.sink.end(s)
 }
 
-// newMeta describes a stream that begins now.
-func newMeta(c tracer.Coverage) (*recording.Meta, error) {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return nil, fmt.Errorf("read kernel release: %w", err)
-	}
-	var mono unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &mono); err != nil {
-		return nil, fmt.Errorf("read clock: %w", err)
-	}
-	now := time.Now().UTC().Round(0)
-	return &recording.Meta{
-		Schema: recording.Schema, Version: version(), Host: unix.ByteSliceToString(u.Nodename[:]),
-		Kernel: unix.ByteSliceToString(u.Release[:]), Arch: runtime.GOARCH,
-		Tier: c.Tier.String(), Gaps: append(gapsOf(c), streamGaps(c.Tier)...), Start: now,
-		MonotonicZero: now.Add(-time.Duration(mono.Nano())), PageSize: mm.PageSize(),
-	}, nil
-}
-
 // newSink returns the sink for a format and writes the meta line. w is
 // written in large pieces, and at each flush.
 func newSink(f *streamFlags, w io.Writer, m *recording.Meta, colour bool) (sink, error) {
-	if f.format.value == "table" {
+	if f.format.Value == "table" {
 		return newTable(f, w, m, colour)
 	}
 	return newLines(f, w, m)
@@ -157,8 +128,8 @@ func newLines(f *streamFlags, w io.Writer, m *recording.Meta) (*lines, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lines{enc: enc, out: bufio.NewWriterSize(w, 256<<10), document: f.format.value == "json", quiet: f.summary}
-	switch f.phase.value {
+	l := &lines{enc: enc, out: bufio.NewWriterSize(w, 256<<10), document: f.format.Value == "json", quiet: f.summary}
+	switch f.phase.Value {
 	case "begin":
 		l.phase = mm.PhaseBegin
 	case "end":
@@ -193,8 +164,8 @@ func (l *lines) record(r *mm.Record) error {
 	return write(l.out, l.buf)
 }
 
-func (l *lines) change(*change) error { return nil }
-func (l *lines) flush() error         { return l.out.Flush() }
+func (l *lines) change(*pairs.Change) error { return nil }
+func (l *lines) flush() error               { return l.out.Flush() }
 
 func (l *lines) end(s *recording.Summary) error {
 	b, err := recording.AppendSummary(nil, s)
@@ -246,7 +217,7 @@ func (b *blocks) record(r *mm.Record) error {
 	return write(b.out, b.buf)
 }
 
-func (b *blocks) change(*change) error { return nil }
+func (b *blocks) change(*pairs.Change) error { return nil }
 
 func (b *blocks) flush() error {
 	if time.Since(b.last) < blockAge {
@@ -265,15 +236,4 @@ func (b *blocks) end(s *recording.Summary) error {
 		return err
 	}
 	return b.out.Flush()
-}
-
-// isTerminal reports whether f is one.
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
-}
-
-// colourful reports whether to write colours to f (no-color.org).
-func colourful(f *os.File) bool {
-	return os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && isTerminal(f)
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package target
 
 import (
 	"testing"
@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/ummu/ummu/internal/selftest"
+
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -22,12 +23,12 @@ func TestTierNames(t *testing.T) {
 		"mm":                  {tracer.TierMM},
 		"syscall":             {tracer.TierSyscall},
 	}
-	for _, name := range tierNames {
-		var f tierFlag
+	for _, name := range TierNames {
+		var f Tier
 		if err := f.Set(name); err != nil {
 			t.Fatal(err)
 		}
-		got, err := f.tiers()
+		got, err := f.Tiers()
 		if d := cmp.Diff(want[name], got); d != "" {
 			t.Errorf("%s:\n%s", name, d)
 		}

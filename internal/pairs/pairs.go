@@ -1,31 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package pairs joins the begin and the end of each change into one.
+package pairs
 
-import "github.com/ummu/ummu/mm"
+import (
+	"cmp"
+	"slices"
 
-// change is what happened, once: the begin and the end of it joined.
-type change struct {
+	"github.com/ummu/ummu/mm"
+)
+
+// Change is what happened, once: the begin and the end of it joined.
+type Change struct {
 	mm.Record      // as known at the end; Time is that of the begin
-	open      bool // no end was seen
+	Open      bool // no end was seen
 }
 
 // maxPending bounds the begins without an end of one task. More means that
 // ends were lost.
 const maxPending = 4096
 
-// pairer joins begins and ends. A task is in one call at a time; requests of
-// io_uring may end in another thread of the process.
-type pairer struct {
+// Joiner joins begins and ends. A task is in one call at a time; requests of
+// io_uring may end in another thread of the process. It is not safe for
+// concurrent use.
+type Joiner struct {
 	pending map[uint64][]mm.Record
-	emit    func(*change) error
+	emit    func(*Change) error
 	// beginsOnly: there are no ends; each begin is a change.
 	beginsOnly bool
-	c          change // emit's argument, kept to allocate nothing
+	c          Change // emit's argument, kept to allocate nothing
 }
 
-func newPairer(emit func(*change) error) *pairer {
-	return &pairer{pending: make(map[uint64][]mm.Record), emit: emit}
+// New returns a Joiner that hands each change to emit, valid during the call.
+// beginsOnly: there are no ends; each begin is a change.
+func New(beginsOnly bool, emit func(*Change) error) *Joiner {
+	return &Joiner{pending: make(map[uint64][]mm.Record), emit: emit, beginsOnly: beginsOnly}
 }
 
 func pairKey(r *mm.Record) uint64 {
@@ -37,13 +46,13 @@ func pairKey(r *mm.Record) uint64 {
 
 func uringKey(r *mm.Record) uint64 { return 1<<32 | uint64(r.PID) }
 
-func (p *pairer) out(r *mm.Record, open bool) error {
-	p.c = change{*r, open}
+func (p *Joiner) out(r *mm.Record, open bool) error {
+	p.c = Change{*r, open}
 	return p.emit(&p.c)
 }
 
-// add takes the next record of the stream.
-func (p *pairer) add(r *mm.Record) error {
+// Add takes the next record of the stream.
+func (p *Joiner) Add(r *mm.Record) error {
 	if p.beginsOnly {
 		return p.out(r, r.Phase == mm.PhaseBegin)
 	}
@@ -114,7 +123,7 @@ func sameVector(a, b *mm.Record) bool {
 	return a.Flags&b.Flags&mm.Vector != 0 && a.Call == b.Call
 }
 
-func (p *pairer) flush(list []mm.Record) error {
+func (p *Joiner) flush(list []mm.Record) error {
 	for i := range list {
 		if err := p.out(&list[i], true); err != nil {
 			return err
@@ -123,13 +132,13 @@ func (p *pairer) flush(list []mm.Record) error {
 	return nil
 }
 
-// end takes the end of the stream: what is pending stays open.
-func (p *pairer) end() error {
+// End takes the end of the stream: what is pending stays open.
+func (p *Joiner) End() error {
 	var all []mm.Record
 	for _, list := range p.pending {
 		all = append(all, list...)
 	}
 	clear(p.pending)
-	sortBySeq(all)
+	slices.SortFunc(all, func(a, b mm.Record) int { return cmp.Compare(a.Seq, b.Seq) })
 	return p.flush(all)
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+// Package target is how a person names what to watch, and with which tier: a
+// program to start, running processes by number, name or control group.
+package target
 
 import (
 	"errors"
@@ -16,20 +18,22 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/ummu/ummu/internal/command"
 )
 
-// child is a program that this one started. It and all its descendants are
+// Child is a program that this one started. It and all its descendants are
 // this program's to wait for: orphans come to us, not to init.
-type child struct {
-	pid int
+type Child struct {
+	PID int
 
 	mu     sync.Mutex
 	status unix.WaitStatus // guarded by mu
 	ended  bool            // guarded by mu: the program itself was waited for
 }
 
-// lookPath finds the program as a shell does, and fails with a shell's codes.
-func lookPath(name string) (string, error) {
+// LookPath finds the program as a shell does, and fails with a shell's codes.
+func LookPath(name string) (string, error) {
 	path, err := exec.LookPath(name)
 	if errors.Is(err, exec.ErrDot) {
 		err = nil
@@ -42,20 +46,20 @@ func startError(name string, err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, exec.ErrNotFound):
-		return &exitError{exitNotFound, fmt.Errorf("start %s: command not found", name)}
+		return command.Exit(command.ExitNotFound, fmt.Errorf("start %s: command not found", name))
 	}
-	return &exitError{exitNotExecutable, fmt.Errorf("start %s: %w", name, err)}
+	return command.Exit(command.ExitNotExecutable, fmt.Errorf("start %s: %w", name, err))
 }
 
-// startStopped starts argv and returns when it stands behind its execve,
+// StartStopped starts argv and returns when it stands behind its execve,
 // before its first instruction in user space, held by ptrace. The caller must
-// have locked its goroutine to its thread, and call release from it.
-func startStopped(path string, argv []string, s streams) (*child, error) {
+// have locked its goroutine to its thread, and call Release from it.
+func StartStopped(path string, argv []string, s command.Streams) (*Child, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("become subreaper: %w", err)
 	}
 	p, err := os.StartProcess(path, argv, &os.ProcAttr{
-		Files: []*os.File{s.in, s.out, s.err},
+		Files: []*os.File{s.In, s.Out, s.Err},
 		Sys:   &syscall.SysProcAttr{Ptrace: true},
 	})
 	if err != nil {
@@ -65,11 +69,11 @@ func startStopped(path string, argv []string, s streams) (*child, error) {
 		}
 		return nil, startError(argv[0], err)
 	}
-	c := &child{pid: p.Pid}
+	c := &Child{PID: p.Pid}
 	p.Release() // waiting is ours
 	var ws unix.WaitStatus
 	for {
-		_, err = unix.Wait4(c.pid, &ws, 0, nil)
+		_, err = unix.Wait4(c.PID, &ws, 0, nil)
 		if err != unix.EINTR {
 			break
 		}
@@ -83,27 +87,27 @@ func startStopped(path string, argv []string, s streams) (*child, error) {
 	return c, nil
 }
 
-// release lets the program run.
-func (c *child) release() error {
-	if err := unix.PtraceDetach(c.pid); err != nil {
-		return fmt.Errorf("let process %d run: %w", c.pid, err)
+// Release lets the program run.
+func (c *Child) Release() error {
+	if err := unix.PtraceDetach(c.PID); err != nil {
+		return fmt.Errorf("let process %d run: %w", c.PID, err)
 	}
 	return nil
 }
 
-// abandon kills a program that cannot be watched.
-func (c *child) abandon() {
-	unix.Kill(c.pid, unix.SIGKILL)
-	c.wait(false)
+// Abandon kills a program that cannot be watched.
+func (c *Child) Abandon() {
+	unix.Kill(c.PID, unix.SIGKILL)
+	c.Wait(false)
 }
 
-// wait waits for the program, and with tree for all its descendants.
-func (c *child) wait(tree bool) error {
+// Wait waits for the program, and with tree for all its descendants.
+func (c *Child) Wait(tree bool) error {
 	for {
 		var ws unix.WaitStatus
 		target := -1
 		if !tree {
-			target = c.pid
+			target = c.PID
 		}
 		pid, err := unix.Wait4(target, &ws, 0, nil)
 		switch {
@@ -112,17 +116,17 @@ func (c *child) wait(tree bool) error {
 		case err == unix.ECHILD:
 			return nil
 		case err != nil:
-			return fmt.Errorf("wait for process %d: %w", c.pid, err)
+			return fmt.Errorf("wait for process %d: %w", c.PID, err)
 		}
-		if c.reaped(pid, ws) && !tree {
+		if c.Reaped(pid, ws) && !tree {
 			return nil
 		}
 	}
 }
 
-// reaped takes what a wait returned; true if the program itself has ended.
-func (c *child) reaped(pid int, ws unix.WaitStatus) bool {
-	if pid != c.pid || !ws.Exited() && !ws.Signaled() {
+// Reaped takes what a wait returned; true if the program itself has ended.
+func (c *Child) Reaped(pid int, ws unix.WaitStatus) bool {
+	if pid != c.PID || !ws.Exited() && !ws.Signaled() {
 		return false
 	}
 	c.mu.Lock()
@@ -131,22 +135,22 @@ func (c *child) reaped(pid int, ws unix.WaitStatus) bool {
 	return true
 }
 
-// code is the exit code that a shell would show.
-func (c *child) code() int {
+// Code is the exit code that a shell would show.
+func (c *Child) Code() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
 	case !c.ended:
-		return exitFailure
+		return command.ExitFailure
 	case c.status.Signaled():
 		return 128 + int(c.status.Signal())
 	}
 	return c.status.ExitStatus()
 }
 
-// passOn passes a signal on to everything this program started, as a terminal
+// PassOn passes a signal on to everything this program started, as a terminal
 // does. What a terminal has delivered already is not delivered twice.
-func passOn(sig syscall.Signal) {
+func PassOn(sig syscall.Signal) {
 	if (sig == unix.SIGINT || sig == unix.SIGQUIT) && inForeground() {
 		return
 	}
@@ -164,9 +168,9 @@ func passOn(sig syscall.Signal) {
 	}
 }
 
-// killDescendants ends everything this program started, what is born meanwhile
+// KillDescendants ends everything this program started, what is born meanwhile
 // too.
-func killDescendants() {
+func KillDescendants() {
 	for range 100 {
 		pids := descendants(os.Getpid())
 		if len(pids) == 0 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package main
+package command
 
 import (
 	"os"
@@ -18,14 +18,14 @@ func catchSIGPIPE() {
 	sigpipe.Do(func() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) })
 }
 
-// interrupts are the signals that end a stream.
-var interrupts = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+// Interrupts are the signals that end a stream.
+var Interrupts = []os.Signal{syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
 
-// onInterrupt calls f for each of the signals until stop is called, which
+// OnInterrupt calls f for each of the signals until stop is called, which
 // waits for a running f.
-func onInterrupt(f func(syscall.Signal)) (stop func()) {
+func OnInterrupt(f func(syscall.Signal)) (stop func()) {
 	c := make(chan os.Signal, 8)
-	signal.Notify(c, interrupts...)
+	signal.Notify(c, Interrupts...)
 	quit, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
