@@ -205,7 +205,7 @@ static long post_foreign(void *map, u32 *slot, struct slot_conf *conf, struct fo
 		return 0;
 	st = status_of(ref);
 	if (st)
-		post(&x->f->c, ref, conf, st, x->f->c.flags);
+		post(&x->f->c, ref, conf, st, x->f->c.flags, true);
 	return 0;
 }
 
@@ -225,7 +225,7 @@ static long post_foreign(void *map, u32 *slot, struct slot_conf *conf, struct fo
  * before, which stays in flight for it.)
  *
  * An event outside the calls of cause_of() goes to every watch that it
- * touches.
+ * touches; to one in foreign hands as a loss, because it may be about others.
  */
 static __always_inline int kvm_unmap(u64 start, u64 end, u64 depth, u8 hook, u8 saw)
 {

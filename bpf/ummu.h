@@ -211,7 +211,9 @@ struct ummu_status {
 	__u64 unpaired;		/* ends without a begin: each a loss */
 	__u64 deaths;		/* address space torn down, watch closed */
 	__u64 untracked;	/* changes that could not be tracked: watch is dead */
-	__u64 reserved2[2];
+	__u64 foreign;		/* of lost: changes of nobody-knows-whose address space,
+				 * of which a client without privileges is told no more */
+	__u64 reserved2[1];
 	/* 192 */
 	__u64 reserved3[488];
 };

@@ -54,6 +54,10 @@ struct crowd {
 #define SLOT_TRACK	1	/* a feed: begun/ended words, interest filter */
 #define SLOT_SPACE	2	/* fill record.space and comm: a stream for people */
 #define SLOT_NO_WAKEUP	4
+/* A feed in the hands of somebody without privileges, who must not learn of
+ * other processes: what may be another's change is a loss without range, and
+ * who changed this address space from outside is not said. */
+#define SLOT_GUEST	8
 
 struct slot_conf {
 	u32 incarnation;	/* never the same for two watches; 0: not in use */
@@ -443,10 +447,20 @@ static __always_inline bool silences(const struct change *c, u64 ref)
 	return in && in->holder && c->start <= in->holder && in->holder < c->end && ON(GUARD_HOLDER);
 }
 
-/* Writes the record of f for one watch. Every way to fail is counted. */
-static __always_inline void post(const struct change *c, u64 ref, struct slot_conf *conf,
-				 struct ummu_status *st, u16 flags)
+/* Whether the current task is in another address space, or in none. */
+static __always_inline bool is_outsider(u64 mm)
 {
+	struct task_struct *task = (void *)bpf_get_current_task();
+
+	return (u64)BPF_CORE_READ(task, mm) != mm;
+}
+
+/* Writes the record of f for one watch. Every way to fail is counted. foreign:
+ * nobody knows whose address space it is. */
+static __always_inline void post(const struct change *c, u64 ref, struct slot_conf *conf,
+				 struct ummu_status *st, u16 flags, bool foreign)
+{
+	bool guest = (conf->flags & SLOT_GUEST) && ON(GUARD_HIDDEN);
 	u32 kinds = c->phase == UMMU_BEGIN ? conf->begin_kinds : conf->end_kinds;
 	u32 slot = ref & REF_SLOT;
 	u64 *comm, id, start = c->start, end = c->end;
@@ -472,6 +486,12 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 		ADD(&st->filtered, 1);
 		return;
 	}
+	if (foreign && guest) {
+		ADD(&st->foreign, 1);
+		add_ordered(&st->lost, 1);
+		ADD(&st->generation, UMMU_GEN_LOSS);
+		return;
+	}
 	if (!ON(GUARD_COMMIT_FIRST)) {
 		ADD(&st->records, 1);
 		ADD(&st->generation, UMMU_GEN_RECORD);
@@ -487,7 +507,7 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 		}
 		return;
 	}
-	id = bpf_get_current_pid_tgid();
+	id = guest && is_outsider(c->mm) ? 0 : bpf_get_current_pid_tgid();
 	r->time_ns = bpf_ktime_get_ns();
 	r->start = start;
 	r->end = end;
@@ -602,7 +622,7 @@ __noinline int deliver_one(u64 key, u32 how, u32 index, u64 ref)
 			add_ordered(&st->unpaired, 1);
 			ADD(&st->generation, UMMU_GEN_LOSS);
 		}
-		post(&f->c, ref, conf, st, flags);
+		post(&f->c, ref, conf, st, flags, false);
 	}
 	if ((how & DO_END) && f->id[i] == id_of(ref)) {
 		if (f->did[i] & BEGUN_COUNTED)

@@ -32,6 +32,12 @@ type FeedOptions struct {
 	// that KVM's tracepoint is behind the notifier probes. Where the kernel
 	// preempts its own code OpenFeed of that tier refuses without it.
 	Witness bool
+	// Unprivileged: the feed goes to somebody who must not learn of other
+	// processes. A change that touches its interest, and that the hook cannot
+	// tell whose it is (notifier/tracepoint), is a loss to it instead of a
+	// record: everything is dropped. Records of changes that another process
+	// made of this address space have no process and thread id.
+	Unprivileged bool
 }
 
 const defaultFeedRingBytes = 256 << 10
@@ -130,6 +136,9 @@ func (t *Tracer) openFeed(target Target, o FeedOptions) (*Feed, error) {
 	conf := slotConf{Flags: slotTrack, BeginKinds: changeKinds}
 	if o.NoWakeup {
 		conf.Flags |= slotNoWakeup
+	}
+	if o.Unprivileged {
+		conf.Flags |= slotGuest
 	}
 	f := &Feed{t: t, slot: sl, ringBytes: sh.ring}
 	err = t.slots.activate(sl, conf)
@@ -263,6 +272,7 @@ type FeedStats struct {
 	Unpaired  uint64 // ends of changes whose begin was not seen: each a loss
 	Deaths    uint64 // not 0: the watch is dead
 	Untracked uint64 // likewise
+	Foreign   uint64 // of Lost: changes of nobody-knows-whose address space, see [FeedOptions].Unprivileged
 }
 
 // Stats returns the totals so far. It copies the status page, by one system
@@ -277,7 +287,7 @@ func (f *Feed) Stats() (FeedStats, error) {
 	if err := f.slot.status.Lookup(uint32(0), &st); err != nil {
 		return FeedStats{}, fmt.Errorf("read status page: %w", err)
 	}
-	return FeedStats{st.Records, st.Lost, st.Filtered, st.Unpaired, st.Deaths, st.Untracked}, nil
+	return FeedStats{st.Records, st.Lost, st.Filtered, st.Unpaired, st.Deaths, st.Untracked, st.Foreign}, nil
 }
 
 // Alive reports whether the watch has not ended: its address space lives, the

@@ -44,7 +44,8 @@ type (
 		Unpaired   uint64
 		Deaths     uint64
 		Untracked  uint64
-		Reserved2  [2]uint64
+		Foreign    uint64
+		Reserved2  [1]uint64
 		Reserved3  [488]uint64
 	}
 	Epoch struct {

@@ -351,6 +351,8 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 		RingBytes: int(hello.RingBytes),
 		NoWakeup:  hello.Flags&wire.FlagNoWakeup != 0,
 		Witness:   t.machine, // which the session keeps
+		// Always: what a client has it may hand on.
+		Unprivileged: true,
 	})
 	switch {
 	case errors.Is(err, tracer.ErrNoProcess), errors.Is(err, tracer.ErrNoSpace):

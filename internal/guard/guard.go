@@ -39,6 +39,7 @@ const (
 	Holder                     // losing the page that keeps the notifier ends the watch
 	Marker                     // the zap of the marker page says only where its thread is
 	Foreign                    // a change of nobody-knows-whose is in flight for everybody
+	Hidden                     // who has no privileges is told nothing of other processes
 	// Faults: what a hook has to get right. Without one of them every test of a
 	// tier as a whole must fail.
 	HookThere   // the hook that most calls depend on is attached
@@ -93,7 +94,7 @@ var names = [numGuards]string{
 	"uring-madvise", "brk-race", "vector-limit", "destination", "round-outward",
 	"partner-rescue", "replace-seen", "untracked", "filtered",
 	"owner-death", "watchdog",
-	"uring-chain", "io-destroy", "holder", "marker", "foreign",
+	"uring-chain", "io-destroy", "holder", "marker", "foreign", "hidden",
 	"hook-there", "range-place", "range-whole", "args-order", "never-missed",
 
 	"pages-frozen", "open-settles", "miss-polled", "close-marks", "copies",

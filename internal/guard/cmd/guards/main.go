@@ -197,7 +197,7 @@ it did not. "failed" means that the test said so, "hung" that it was still waiti
 ` + "`go run ./test/vm -suites guards`" + `. A step is left out by building the tests with the tag ummu_guards and naming the guard in
 UMMU_GUARD_OFF; on the kernel side a constant does the same. In a normal build nothing can be left out.
 
-Not here, because the parts are not: the rings of other users (10), what the tiers above the system calls see. That the target is never stopped and nothing of it is changed
+Not here, because the parts are not: what the tiers above the system calls see. That the target is never stopped and nothing of it is changed
 (C5) is so because there is no step that does it; its guards are about memory that a registration keeps.
 
 `

@@ -147,6 +147,8 @@ var kvmRows = []row{
 		"feed/local", "TestNotifierMarker"},
 	{guard.Foreign, []string{"3", "C2"}, "A change of nobody-knows-whose address space is in flight for everybody.",
 		"feed/local", "TestNotifierForeignCounts"},
+	{guard.Hidden, []string{"10"}, "A change of nobody-knows-whose address space is a loss, not a record, to a client of the daemon; else it learns addresses and threads of other processes.",
+		"feed/local", "TestNotifierHidesOthers"},
 	{guard.HookThere, []string{"C1", "C6"}, "The same.", "internal/selftest", "TestPlanted/notifier/tracepoint"},
 	{guard.HookThere, []string{"C1", "C6"}, "The same.", "internal/oracle", "TestPlanted/notifier/tracepoint"},
 	{guard.RangePlace, []string{"C6"}, "The same.", "internal/selftest", "TestPlanted/notifier/tracepoint"},
