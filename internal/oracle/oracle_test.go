@@ -35,7 +35,7 @@ func program(i uint64) Program {
 // A short soak of each tier: nothing is uncovered.
 func TestNothingUncovered(t *testing.T) {
 	tiers := []string{"syscall", "notifier/tracepoint"}
-	if machine.Full() {
+	if machine.HasProbes() {
 		tiers = append(tiers, "notifier/probe")
 	}
 	for _, tier := range tiers {
@@ -91,7 +91,7 @@ func TestFindsWhatIsMissing(t *testing.T) {
 	}
 	for _, fault := range []string{"hook-there", "range-place", "range-whole", "args-order", "never-missed"} {
 		all = append(all, missing{fault, "syscall"}, missing{fault, "notifier/tracepoint"})
-		if machine.Full() {
+		if machine.HasProbes() {
 			all = append(all, missing{fault, "notifier/probe"})
 		}
 	}
@@ -140,7 +140,7 @@ func TestFindsWhatIsMissing(t *testing.T) {
 // A few programs that no planted fault lets pass (see internal/guard).
 func TestPlanted(t *testing.T) {
 	tiers := []string{"syscall", "notifier/tracepoint"}
-	if machine.Full() {
+	if machine.HasProbes() {
 		tiers = append(tiers, "notifier/probe")
 	}
 	for _, tier := range tiers {
@@ -166,6 +166,7 @@ func TestPlanted(t *testing.T) {
 // Somebody switches all kprobes off: the other programs see what there is.
 func TestKprobesOff(t *testing.T) {
 	machine.NeedKVM(t)
+	machine.NeedProbes(t)
 	const file = "/sys/kernel/debug/kprobes/enabled"
 	if _, err := os.Stat(file); err != nil {
 		t.Fatal(err)
@@ -294,7 +295,7 @@ func FuzzSequence(f *testing.F) {
 		f.Add(p[:20].Encode())
 	}
 	targets := []*Target{{Tier: "syscall"}}
-	if machine.Full() {
+	if machine.HasKVM() {
 		targets = append(targets, &Target{Tier: "notifier/tracepoint"})
 	}
 	f.Cleanup(func() {

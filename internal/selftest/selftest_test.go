@@ -264,7 +264,7 @@ func TestGuards(t *testing.T) {
 				machine.NeedKVM(t)
 			}
 			if c.tier == "notifier/probe" {
-				needProbes(t)
+				machine.NeedProbes(t)
 			}
 			if c.guard == "compat-abi" {
 				machine.NeedCompat(t)
@@ -293,28 +293,10 @@ func TestGuards(t *testing.T) {
 	}
 }
 
-// needProbes skips the test where the kernel has no probes of functions, after
-// it has seen that this is said.
-func needProbes(t *testing.T) {
-	t.Helper()
-	tr, err := tracer.Open(tracer.Options{Tier: tracer.TierNotifierProbe})
-	if err == nil {
-		if err := tr.Close(); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	var hook *tracer.HookError
-	if machine.Full() || !errors.As(err, &hook) {
-		t.Fatal(err)
-	}
-	t.Skipf("this kernel has no probes (%v); make test-vm runs this test on kernels that have", err)
-}
-
 // One program on each side, where the kernel may skip it, is unfit, whether it
 // was skipped this time or not.
 func TestSingleProgramIsUnfit(t *testing.T) {
-	needProbes(t)
+	machine.NeedProbes(t)
 	machine.NeedKVM(t)
 	bin, err := extras.Build(t.Context(), t.TempDir(), "selftest-guards")
 	if err != nil {
@@ -364,7 +346,7 @@ func TestNothingFalse(t *testing.T) {
 	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
 		t.Run(tier.String(), func(t *testing.T) {
 			if tier == tracer.TierNotifierProbe {
-				needProbes(t)
+				machine.NeedProbes(t)
 			}
 			if tier != tracer.TierSyscall {
 				machine.NeedKVM(t)
@@ -397,7 +379,7 @@ func TestPlanted(t *testing.T) {
 	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
 		t.Run(tier.String(), func(t *testing.T) {
 			if tier == tracer.TierNotifierProbe {
-				needProbes(t)
+				machine.NeedProbes(t)
 			}
 			if tier != tracer.TierSyscall {
 				machine.NeedKVM(t)

@@ -4,7 +4,7 @@
 
 // Package machine is for tests that need what some machines cannot have
 // whatever is installed on them: /dev/kvm (a guest without nested
-// virtualisation), the 32-bit system calls of x86, and an RDMA device. `make
+// virtualisation), kprobes, the 32-bit system calls of x86, and an RDMA device. `make
 // test-vm` runs the same tests in guests that have them; its harness sets
 // UMMU_TEST_MACHINE, and there a lack is a failure. BPF and io_uring are not
 // among these: without them a test fails everywhere.
@@ -28,17 +28,35 @@ func HasKVM() bool {
 	return err == nil
 }
 
-// NeedKVM skips the test unless the harness says that nothing is missing, as
-// in the guests of make test-vm; on a host that has a /dev/kvm set
-// UMMU_TEST_MACHINE=full. What the library says without one is tested where it
-// says it (TestNoKVM of package tracer).
+// NeedKVM skips the test where there is no /dev/kvm. What the library says
+// then is tested where it says it (TestNoKVM of package tracer).
 func NeedKVM(t testing.TB) {
 	t.Helper()
-	if !Full() {
-		t.Skip("needs /dev/kvm: make test-vm runs this test, or UMMU_TEST_MACHINE=full where there is one")
-	}
-	if _, err := os.Stat("/dev/kvm"); err != nil {
+	switch _, err := os.Stat("/dev/kvm"); {
+	case err == nil:
+	case Full() || !errors.Is(err, fs.ErrNotExist):
 		t.Fatal(err)
+	default:
+		t.Skip("needs /dev/kvm; make test-vm runs this test in guests that have one")
+	}
+}
+
+// HasProbes reports whether BPF programs can be attached to functions of the
+// kernel; it says yes where the harness says that nothing may be missing.
+// Kernels built without kprobe events register no source of them
+// (kernel/events/core.c).
+func HasProbes() bool {
+	_, err := os.Stat("/sys/bus/event_source/devices/kprobe")
+	return err == nil || Full()
+}
+
+// NeedProbes skips the test where no program can be attached to functions of
+// the kernel. What the library says then is tested where it says it
+// (TestNoProbes of package tracer).
+func NeedProbes(t testing.TB) {
+	t.Helper()
+	if !HasProbes() {
+		t.Skip("this kernel has no kprobes; make test-vm runs this test in guests that have them")
 	}
 }
 
