@@ -52,6 +52,12 @@ var ErrInFlight = errors.New("a change of the address space is still in flight")
 // where a virtual machine lives, tells before it is done.
 var ErrNoWitness = errors.New("this kernel may skip the notifier probes, and no virtual machine is kept whose tracepoint would tell")
 
+// ErrNotMarked is returned by [Feed.Close] and [Tracer.Close] if the kernel side
+// could not mark the watch dead. Then it stays as it is, memory and hooks: whoever
+// reads it would take it for alive, and must go on hearing of changes. Close
+// may be called again; the end of the process marks every watch.
+var ErrNotMarked = errors.New("the watch could not be marked dead, and stays")
+
 // settleLimit bounds how long OpenFeed waits for changes in flight.
 const settleLimit = 2 * time.Second
 
@@ -63,8 +69,10 @@ type Feed struct {
 	slot      *slot
 	space     uint64
 	ringBytes int
-	closing   sync.Once
-	closeErr  error
+
+	closing  sync.Mutex // held by Close; guards the two that follow
+	freed    bool
+	closeErr error
 
 	mu     sync.Mutex // held while the maps are used
 	closed bool
@@ -330,23 +338,45 @@ func (f *Feed) Bytes() (int, error) {
 }
 
 // Close marks the watch dead, so that nothing is valid any more, then frees
-// it. It is idempotent.
-func (f *Feed) Close() error {
-	f.closing.Do(func() {
-		t := f.t
-		var errs []error
-		if !guard.Off(guard.CloseMarks) {
-			errs = append(errs, t.control(ctlKill, layout.GenDeath, 0, f.slot.ref))
+// it. It is idempotent, once it has not failed with [ErrNotMarked].
+func (f *Feed) Close() error { return f.close(false) }
+
+// close; marked: the watch is dead already, as all others are.
+func (f *Feed) close(marked bool) error {
+	f.closing.Lock()
+	defer f.closing.Unlock()
+	if f.freed {
+		return f.closeErr
+	}
+	t := f.t
+	var errs []error
+	if !guard.Off(guard.CloseMarks) {
+		err := t.control(ctlKill, layout.GenDeath, 0, f.slot.ref)
+		if err != nil && !marked && !guard.Off(guard.UnmarkedKept) {
+			t.mu.Lock()
+			t.unmarked[f] = struct{}{}
+			t.mu.Unlock()
+			return fmt.Errorf("close feed: %w: %w", ErrNotMarked, err)
 		}
-		f.mu.Lock()
-		f.closed = true
-		f.mu.Unlock()
-		errs = append(errs, t.unbind(f.slot), t.slots.retire(f.slot))
-		f.closeErr = errors.Join(errs...)
-		t.unuse()
-		t.mu.Lock()
-		delete(t.feeds, f)
-		t.mu.Unlock()
-	})
+		errs = append(errs, err)
+	}
+	f.mu.Lock()
+	f.closed = true
+	f.mu.Unlock()
+	errs = append(errs, t.unbind(f.slot), t.slots.retire(f.slot))
+	f.freed, f.closeErr = true, errors.Join(errs...)
+	t.unuse()
+	t.mu.Lock()
+	delete(t.feeds, f)
+	delete(t.unmarked, f)
+	t.mu.Unlock()
 	return f.closeErr
+}
+
+// Unmarked is how many feeds are open only because closing them failed
+// ([ErrNotMarked]).
+func (t *Tracer) Unmarked() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.unmarked)
 }

@@ -5,6 +5,7 @@ package tracer
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -418,4 +419,89 @@ func TestFeedCloseMarks(t *testing.T) {
 			t.Errorf("epoch %#x, was %#x, %d deaths", e, before, atomic.LoadUint64(&ep.Deaths))
 		}
 	})
+}
+
+// breakControl makes the control program fail until the result is called.
+func breakControl(t *testing.T, tr *Tracer) (repair func()) {
+	t.Helper()
+	works := tr.objs.Control
+	broken, err := works.Clone()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := broken.Close(); err != nil {
+		t.Fatal(err)
+	}
+	tr.ctl.Lock()
+	tr.objs.Control = broken
+	tr.ctl.Unlock()
+	return func() {
+		tr.ctl.Lock()
+		tr.objs.Control = works
+		tr.ctl.Unlock()
+	}
+}
+
+// What cannot be marked dead is left alive in all respects: its client goes on
+// hearing of changes. It is counted, and closed when it can be.
+func TestCloseUnmarked(t *testing.T) {
+	p := startTracee(t)
+	tr := own(t)
+	f := openFeed(t, tr, PID(p.pid))
+	st, ep := statusOf(t, f), epochOf(t, f)
+	interestOf(t, f).All = 1
+	for _, c := range []struct {
+		name  string
+		close func() error
+	}{{"feed", f.Close}, {"tracer", tr.Close}} {
+		t.Run(c.name, func(t *testing.T) {
+			repair := breakControl(t, tr)
+			defer repair()
+			err := c.close()
+			if !errors.Is(err, ErrNotMarked) {
+				t.Errorf("close: %v", err)
+			}
+			if tr.Unmarked() != 1 {
+				t.Errorf("%d feeds could not be marked", tr.Unmarked())
+			}
+			if atomic.LoadUint64(&st.Deaths)|atomic.LoadUint64(&ep.Deaths) != 0 {
+				t.Fatal("marked dead: what is tested?")
+			}
+			for range 3 {
+				before := generation(st)
+				p.call(t, unix.SYS_MADVISE, "A+1", int(mm.PageSize()), unix.MADV_DONTNEED)
+				if generation(st) == before {
+					t.Fatal("the watch is not dead and hears of nothing")
+				}
+			}
+			if _, err := tr.OpenFeed(PID(p.pid), FeedOptions{}); errors.Is(err, os.ErrClosed) != (c.name == "tracer") {
+				t.Errorf("open another: %v", err)
+			}
+		})
+	}
+	if err := f.Close(); err != nil {
+		t.Error(err)
+	}
+	if atomic.LoadUint64(&st.Deaths) == 0 || tr.Unmarked() != 0 {
+		t.Errorf("%d deaths, %d unmarked", atomic.LoadUint64(&st.Deaths), tr.Unmarked())
+	}
+	if err := tr.Close(); err != nil || atomic.LoadUint64(&ep.Deaths) == 0 {
+		t.Errorf("close tracer: %v, %d deaths", err, atomic.LoadUint64(&ep.Deaths))
+	}
+	if err := errors.Join(f.Close(), tr.Close()); err != nil {
+		t.Errorf("again: %v", err)
+	}
+}
+
+// Kill ends every watch, those that are opened afterwards too.
+func TestKillEndsLaterOnes(t *testing.T) {
+	p := startTracee(t)
+	tr := own(t)
+	before := epochOf(t, openFeed(t, tr, PID(p.pid)))
+	if err := tr.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	if after := epochOf(t, openFeed(t, tr, PID(p.pid))); atomic.LoadUint64(&before.Deaths) == 0 || atomic.LoadUint64(&after.Deaths) == 0 {
+		t.Errorf("deaths %d, seen by a later feed %d", before.Deaths, after.Deaths)
+	}
 }

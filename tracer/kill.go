@@ -9,7 +9,7 @@ import (
 
 // Kill marks every watch dead, those that are opened from now on too, and
 // leaves everything else to Close: who must wait for its clients before Close
-// calls it first.
+// calls it first. An error means that no watch was marked.
 func (t *Tracer) Kill() error {
 	if err := t.begin(); err != nil {
 		return err
@@ -18,5 +18,5 @@ func (t *Tracer) Kill() error {
 	if guard.Off(guard.CloseMarks) {
 		return nil
 	}
-	return t.control(ctlEpoch, layout.GenDeath, 0, 0)
+	return t.control(ctlEpoch, layout.GenDeath, 0, 1)
 }

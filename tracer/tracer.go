@@ -16,7 +16,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -112,14 +114,17 @@ type Tracer struct {
 	mu      sync.Mutex // guards the fields below; nothing is waited for under it
 	streams map[*Stream]struct{}
 	feeds   map[*Feed]struct{}
-	watches int     // of both, open or about to be
-	poller  *poller // nil: it does not run
-	closed  bool
+	// unmarked are those of feeds that should be closed.
+	unmarked map[*Feed]struct{}
+	watches  int     // of both, open or about to be
+	poller   *poller // nil: it does not run
+	closed   bool
 	// skipped is how often the kernel skipped a program; tests make some up.
 	skipped func(*ebpf.Program) (uint64, error)
 
-	closeOnce sync.Once
-	closeErr  error
+	closer   sync.Mutex // held by Close; guards the two that follow
+	freed    bool
+	closeErr error
 }
 
 // Open loads the kernel side and attaches every hook that the kernel has. It
@@ -219,6 +224,7 @@ func open(o Options) (*Tracer, error) {
 		closing:  make(chan struct{}),
 		streams:  make(map[*Stream]struct{}),
 		feeds:    make(map[*Feed]struct{}),
+		unmarked: make(map[*Feed]struct{}),
 	}
 	if t.mustPoll && version < linux515 {
 		return nil, &HookError{Hook: "timer", Kernel: kernelRelease(), Need: "Linux 5.15 or later, or one before 5.12",
@@ -369,41 +375,43 @@ func (t *Tracer) begin() error {
 }
 
 // Close marks every watch dead, detaches all hooks and closes all streams and
-// feeds. It is idempotent, and waits for what is being opened.
+// feeds. It waits for what is being opened. It is idempotent, once it has not
+// failed with [ErrNotMarked]; nothing can be opened after either.
 func (t *Tracer) Close() error {
-	t.closeOnce.Do(func() { t.closeErr = t.close() })
-	return t.closeErr
-}
-
-func (t *Tracer) close() error {
+	t.closer.Lock()
+	defer t.closer.Unlock()
+	if t.freed {
+		return t.closeErr
+	}
 	t.mu.Lock()
-	t.closed = true
+	if !t.closed {
+		t.closed = true
+		close(t.closing)
+	}
 	t.mu.Unlock()
-	close(t.closing)
 	t.ops.Wait()
-	t.mu.Lock()
-	streams := make([]*Stream, 0, len(t.streams))
-	for s := range t.streams {
-		streams = append(streams, s)
-	}
-	feeds := make([]*Feed, 0, len(t.feeds))
-	for f := range t.feeds {
-		feeds = append(feeds, f)
-	}
-	t.mu.Unlock()
 	var errs []error
 	if !guard.Off(guard.CloseMarks) { // all of them, before the first hook goes
-		errs = append(errs, t.control(ctlEpoch, layout.GenDeath, 0, 1))
+		err := t.control(ctlEpoch, layout.GenDeath, 0, 1)
+		if err != nil && !guard.Off(guard.UnmarkedKept) {
+			return fmt.Errorf("close tracer: %w: %w", ErrNotMarked, err)
+		}
+		errs = append(errs, err)
 	}
+	t.mu.Lock()
+	streams := slices.Collect(maps.Keys(t.streams))
+	feeds := slices.Collect(maps.Keys(t.feeds))
+	t.mu.Unlock()
 	for _, f := range feeds {
-		errs = append(errs, f.Close())
+		errs = append(errs, f.close(true))
 	}
 	for _, s := range streams {
 		errs = append(errs, s.Close())
 	}
 	t.pollers.Wait()
 	errs = append(errs, t.slots.close(), closeLinks(t.links), t.tasks.Close(), t.objs.Close())
-	return errors.Join(errs...)
+	t.freed, t.closeErr = true, errors.Join(errs...)
+	return t.closeErr
 }
 
 // closeLinks closes at once what each would wait for the running programs:

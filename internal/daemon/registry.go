@@ -138,7 +138,7 @@ func (r *registry) tidyUser(uid uint32, u *user) {
 			}
 		}
 	}
-	if u.conns == 0 && len(u.known) == 0 && !u.paid.After(time.Now()) {
+	if u.conns == 0 && u.watches == 0 && len(u.known) == 0 && !u.paid.After(time.Now()) {
 		delete(r.users, uid)
 	}
 }

@@ -28,6 +28,9 @@ type session struct {
 	// theirs are the client's descriptors. Closing one may take as long as the
 	// client likes, so it is the last that is done.
 	theirs []int
+	// alive: a watch that could not be marked dead, which needs the client's
+	// virtual machine to go on telling the truth.
+	alive bool
 }
 
 // serve owns c. What it returns frees what is left of the session: c, and the
@@ -47,7 +50,9 @@ func (s *Server) serve(c *net.UnixConn) (free func()) {
 	ss.end(pid, uid, ss.run(pid, uid))
 	return func() {
 		for _, fd := range ss.theirs {
-			unix.Close(fd)
+			if !ss.alive {
+				unix.Close(fd)
+			}
 		}
 		c.Close()
 		s.clients.disconnected(c, uid)
@@ -374,12 +379,24 @@ func (ss *session) open(t candidate, hello *wire.Hello) (_ *watch, err error) {
 	return w, nil
 }
 
-// close ends a watch, and only then gives its place back.
+// close ends a watch, and only then gives its place back. One that cannot be
+// marked dead keeps it until the daemon ends: it is in force, and in the status.
 func (ss *session) close(w *watch) error {
 	err := w.feed.Close()
+	for pause := time.Millisecond; errors.Is(err, tracer.ErrNotMarked) && pause < unmarkedPatience; pause *= 2 {
+		time.Sleep(pause) // the kernel may have been out of memory
+		err = w.feed.Close()
+	}
+	if errors.Is(err, tracer.ErrNotMarked) {
+		ss.alive = true
+		return fmt.Errorf("watch %d of process %d: %w", w.id, w.pid, err)
+	}
 	ss.s.clients.remove(w)
 	return err
 }
+
+// unmarkedPatience bounds the pauses between tries to mark a watch dead.
+const unmarkedPatience = 100 * time.Millisecond
 
 // hungUp reports whether the client has closed the connection already.
 func (ss *session) hungUp() bool {

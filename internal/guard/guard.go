@@ -56,6 +56,7 @@ const (
 	OpenSettles                           // opening a feed waits for changes in flight
 	MissPolled                            // the kernel's miss counters become losses
 	CloseMarks                            // closing marks the watches dead first
+	UnmarkedKept                          // ... and leaves everything as it is if it cannot
 	Copies                                // where programs are skipped each event has copies
 	WitnessAsked                          // probes that may all be skipped are refused without KVM behind them
 	endOfLoader
@@ -97,7 +98,7 @@ var names = [numGuards]string{
 	"uring-chain", "io-destroy", "holder", "marker", "foreign", "hidden",
 	"hook-there", "range-place", "range-whole", "args-order", "never-missed",
 
-	"pages-frozen", "open-settles", "miss-polled", "close-marks", "copies",
+	"pages-frozen", "open-settles", "miss-polled", "close-marks", "unmarked-kept", "copies",
 	"witness-asked",
 
 	"publish-last", "generation-old", "busy-record", "word-explained",

@@ -83,6 +83,8 @@ var rows = []row{
 		"tracer", "TestFeedSkippedPrograms"},
 	{guard.CloseMarks, []string{"1", "7", "C4"}, "Closing a feed, or its tracer, marks the watches dead while the hooks are there; else they are valid for ever.",
 		"tracer", "TestFeedCloseMarks"},
+	{guard.UnmarkedKept, []string{"7", "C4"}, "A watch that cannot be marked dead keeps its place and its hooks; else it looks alive and hears of nothing.",
+		"tracer", "TestCloseUnmarked"},
 	{guard.OwnerDeath, []string{"7", "C4"}, "The end of the process that loaded the hooks, by whatever signal or call, marks every watch dead before the first hook goes.",
 		"tracer", "TestOwnerEnds"},
 	{guard.Watchdog, []string{"C3", "C4"}, "Counters of skipped programs that nobody reads, because the reader is stopped, are a loss; else it stays unknown until it goes on.",
