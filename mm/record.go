@@ -27,8 +27,8 @@ const (
 	Exec            // the process runs another program, in a new address space
 	Exit            // a task, a process or an address space ended
 	Lost            // events were lost: everything before is doubtful
-	Register        // memory was registered with a device
-	Deregister      // a registration ended
+	Register        // memory is registered with a device; see Registration
+	Deregister      // a registration ends
 	numKinds
 )
 
@@ -125,8 +125,8 @@ const (
 	// SharesSpace (on Fork): the child runs in the parent's address space
 	// (thread, vfork or CLONE_VM).
 	SharesSpace
-	// Vector: one record of several that one call makes (process_madvise);
-	// on the end record the range is the hull of all.
+	// Vector: one record of several that one call makes (process_madvise,
+	// io_uring_register); on the end record the range is the hull of all.
 	Vector
 	// UnknownLength: Start is right, the length is not known to the hook
 	// (information records only, never on a change).
@@ -151,6 +151,83 @@ const (
 type Call struct {
 	NR  uint32
 	ABI ABI
+}
+
+// Registrar says who registers memory.
+type Registrar uint8
+
+const (
+	// ByNobody: the record is not about a registration.
+	ByNobody Registrar = iota
+	// ByIOUring: io_uring_register(2), fixed buffers.
+	ByIOUring
+	// ByVerbs: libibverbs, a memory region.
+	ByVerbs
+	numRegistrars
+)
+
+var registrarNames = [numRegistrars]string{"", "io_uring", "verbs"}
+
+// String is "io_uring" or "verbs", as in NDJSON output; empty for ByNobody.
+func (b Registrar) String() string {
+	if b < numRegistrars {
+		return registrarNames[b]
+	}
+	return fmt.Sprintf("registrar(%d)", uint8(b))
+}
+
+// ParseRegistrar is the inverse of [Registrar.String].
+func ParseRegistrar(s string) (Registrar, error) {
+	for b := ByIOUring; b < numRegistrars; b++ {
+		if registrarNames[b] == s {
+			return b, nil
+		}
+	}
+	return ByNobody, fmt.Errorf("unknown registrar %q (known: %v)", s, registrarNames[1:])
+}
+
+// Access flags of memory regions that say how a registration behaves
+// (infiniband/verbs.h; the kernel's ABI).
+const (
+	// AccessOnDemand: the device follows the page tables; nothing goes stale.
+	AccessOnDemand = 1 << 6
+)
+
+// Registration says, on Register and Deregister records, what is registered.
+// The range of such a record is exact in bytes, not rounded to pages.
+//
+// One call may register several buffers: each has a begin record (with the
+// flag [Vector] if there may be more), and one end record tells the result of
+// all. It has no Handle then. A memory region has its Handle and keys from the end record on, which has
+// its range as well.
+type Registration struct {
+	// Device tells devices of one address space apart: the ring, or the
+	// ibv_context. Opaque.
+	Device uint64
+	// Handle names the registration within its device: the index of a fixed
+	// buffer, the address of the struct ibv_mr.
+	Handle uint64
+	// LKey and RKey are those of a memory region.
+	LKey, RKey uint32
+	// Access is what was passed: flags of ibv_reg_mr. 0 for io_uring, whose
+	// buffers are always for reading and writing.
+	Access uint32
+	// FD is the descriptor of the ring, as passed; -1 if there is none.
+	FD int32
+	By Registrar
+	// All (on Deregister): everything of the device, because it was closed, or
+	// IORING_UNREGISTER_BUFFERS.
+	All bool
+}
+
+// Stack is what a task's user stack looked like at an event: the registers
+// that an unwinder needs, and the memory above the stack pointer.
+type Stack struct {
+	// PC, SP and FP are the program counter, the stack pointer and the frame
+	// pointer; LR is the link register, 0 where there is none.
+	PC, SP, FP, LR Addr
+	// Memory is what was at SP; it may be cut short.
+	Memory []byte
 }
 
 // Hook numbers the BPF attachment that made a record; names are in
@@ -199,12 +276,16 @@ type Record struct {
 	// ChildPID and ChildTID (on Fork) are the new task's; on Exec ChildTID
 	// is the former tid of the task.
 	ChildPID, ChildTID uint32
-	Call               Call
-	Flags              Flags
-	Kind               Kind
-	Phase              Phase
-	Hook               Hook
-	Comm               Comm
+	// Stack numbers the user stack of the record within its stream, from 1; 0
+	// if there is none. What it stands for comes with the stream.
+	Stack        uint32
+	Registration Registration // of Register and Deregister
+	Call         Call
+	Flags        Flags
+	Kind         Kind
+	Phase        Phase
+	Hook         Hook
+	Comm         Comm
 }
 
 // Touches reports whether the record is a change of an address in r: its
