@@ -34,13 +34,14 @@ type entry struct {
 type shape uint8
 
 const (
-	noArgs   shape = iota
-	protMap        // {prot, flags of mmap}
-	protPkey       // {prot, pkey}
-	protOnly       // {prot}
-	advice         // {advice}
-	mremap         // {flags of mremap}
-	shmat          // {flags of shmat}
+	noArgs        shape = iota
+	protMap             // {prot, flags of mmap}
+	protPkey            // {prot, pkey}
+	protOnly            // {prot}
+	advice              // {advice}
+	mremap              // {flags of mremap}
+	shmat               // {flags of shmat}
+	uringRegister       // {opcode of io_uring_register}
 )
 
 // Host is the table of the architecture this program was built for.
@@ -116,6 +117,8 @@ func (t *Table) Flags(dst []string, c mm.Call, arg [2]uint64) []string {
 		dst = mremapField.append(dst, arg[0])
 	case shmat:
 		dst = shmatField.append(dst, arg[0])
+	case uringRegister:
+		dst = uringRegisterField.append(dst, arg[0])
 	}
 	return dst
 }

@@ -14,4 +14,6 @@ var hostNumbers = map[string]uint32{
 	"execveat": unix.SYS_EXECVEAT, "pkey_mprotect": unix.SYS_PKEY_MPROTECT, "ioctl": unix.SYS_IOCTL,
 	"io_destroy": unix.SYS_IO_DESTROY, "io_uring_enter": unix.SYS_IO_URING_ENTER, "clone3": unix.SYS_CLONE3,
 	"process_madvise": unix.SYS_PROCESS_MADVISE, "process_mrelease": unix.SYS_PROCESS_MRELEASE,
+	"close": unix.SYS_CLOSE, "close_range": unix.SYS_CLOSE_RANGE, "dup3": unix.SYS_DUP3,
+	"io_uring_register": unix.SYS_IO_URING_REGISTER,
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -26,6 +27,8 @@ type Decoder struct {
 	prefix [20]byte // of the last time read: everything before the fraction
 	second int64
 	text   []byte // a string without its escapes
+	stacks map[uint32][]symbol.Frame
+	frames []symbol.Frame // of the line that is being decoded; nil if it has none
 }
 
 // NewDecoder returns a decoder for a stream with this meta line. hook names
@@ -80,6 +83,7 @@ func (d *Decoder) Record(line []byte, r *mm.Record) error {
 		return fmt.Errorf("not JSON: %w", ErrLine)
 	}
 	*r = mm.Record{Call: mm.Call{ABI: mm.ABINone}}
+	d.frames = nil
 	// The line is valid JSON, so that the scanner needs no error checks of its own.
 	s := scanner{b: line}
 	s.space()
@@ -111,7 +115,46 @@ func (d *Decoder) Record(line []byte, r *mm.Record) error {
 	case r.Phase == 0:
 		return fmt.Errorf("no phase: %w", ErrLine)
 	}
+	if r.Stack != 0 && d.frames != nil {
+		if d.stacks == nil {
+			d.stacks = make(map[uint32][]symbol.Frame)
+		}
+		d.stacks[r.Stack] = d.frames
+	}
 	return nil
+}
+
+// Frames returns the stack of a number that a record so far had; nil if there
+// was none.
+func (d *Decoder) Frames(id uint32) []symbol.Frame { return d.stacks[id] }
+
+// readFrames decodes the frames of a stack, which come once.
+func (d *Decoder) readFrames(val []byte) ([]symbol.Frame, error) {
+	var lines []struct {
+		Addr, Func, File, Module, Offset string
+		Line                             int
+		BuildID                          string `json:"build_id"`
+		Inlined                          bool
+	}
+	if json.Unmarshal(val, &lines) != nil {
+		return nil, errFrames
+	}
+	fs := make([]symbol.Frame, len(lines))
+	for i, l := range lines {
+		addr, err := parseAddr(l.Addr)
+		if err != nil {
+			return nil, err
+		}
+		var offset mm.Addr
+		if l.Offset != "" {
+			if offset, err = parseAddr(l.Offset); err != nil {
+				return nil, err
+			}
+		}
+		fs[i] = symbol.Frame{Addr: addr, Func: l.Func, File: l.File, Line: l.Line, Module: l.Module,
+			Offset: uint64(offset), BuildID: l.BuildID, Inlined: l.Inlined}
+	}
+	return fs, nil
 }
 
 var (
@@ -119,6 +162,7 @@ var (
 	errString = errors.New("not a string")
 	errAddr   = errors.New(`not an address "0x..."`)
 	errList   = errors.New("not a list of two addresses")
+	errFrames = errors.New("not a list of frames")
 )
 
 func (d *Decoder) field(r *mm.Record, key, val []byte, abi *bool) (err error) {
@@ -232,6 +276,37 @@ func (d *Decoder) field(r *mm.Record, key, val []byte, abi *bool) (err error) {
 		r.ChildPID, err = number32(val)
 	case "child_tid":
 		r.ChildTID, err = number32(val)
+	case "by":
+		var s []byte
+		if s, err = d.string(val); err == nil {
+			r.Registration.By, err = mm.ParseRegistrar(string(s))
+		}
+	case "device":
+		var a mm.Addr
+		a, err = d.addr(val)
+		r.Registration.Device = uint64(a)
+	case "handle":
+		var a mm.Addr
+		a, err = d.addr(val)
+		r.Registration.Handle = uint64(a)
+	case "lkey":
+		r.Registration.LKey, err = number32(val)
+	case "rkey":
+		r.Registration.RKey, err = number32(val)
+	case "access":
+		r.Registration.Access, err = number32(val)
+	case "fd":
+		var n int64
+		if n, err = strconv.ParseInt(string(val), 10, 32); err != nil {
+			err = errNumber
+		}
+		r.Registration.FD = int32(n)
+	case "all":
+		r.Registration.All = string(val) == "true"
+	case "stack":
+		r.Stack, err = number32(val)
+	case "frames":
+		d.frames, err = d.readFrames(val)
 	}
 	return err
 }
@@ -251,10 +326,17 @@ func number32(val []byte) (uint32, error) {
 
 func (d *Decoder) addr(val []byte) (mm.Addr, error) {
 	s, err := d.string(val)
-	if err != nil || len(s) < 3 || s[0] != '0' || s[1] != 'x' {
+	if err != nil {
 		return 0, errAddr
 	}
-	n, err := strconv.ParseUint(string(s[2:]), 16, 64)
+	return parseAddr(string(s))
+}
+
+func parseAddr(s string) (mm.Addr, error) {
+	if len(s) < 3 || s[0] != '0' || s[1] != 'x' {
+		return 0, errAddr
+	}
+	n, err := strconv.ParseUint(s[2:], 16, 64)
 	if err != nil {
 		return 0, errAddr
 	}

@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/ummu/ummu/internal/calls"
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -22,6 +23,9 @@ type Encoder struct {
 	prefix []byte
 	flags  []string
 	noArgs bool // the tier does not see arguments of calls
+
+	frames func(uint32) []symbol.Frame // of a number; nil: stacks are not written
+	told   map[uint32]bool             // stacks that were written
 }
 
 // NewEncoder returns an encoder for a stream with this meta line. hook names
@@ -37,6 +41,12 @@ func NewEncoder(m *Meta, hook func(mm.Hook) string) (*Encoder, error) {
 		e.hooks[i] = hook(mm.Hook(i))
 	}
 	return e, nil
+}
+
+// Stacks makes the encoder write the stacks of records; frames resolves
+// [mm.Record].Stack. Each is written once, with the first record that has it.
+func (e *Encoder) Stacks(frames func(uint32) []symbol.Frame) {
+	e.frames, e.told = frames, make(map[uint32]bool)
 }
 
 // AppendRecord appends r as one line, with its newline. It does not allocate
@@ -84,7 +94,65 @@ func (e *Encoder) AppendRecord(dst []byte, r *mm.Record) []byte {
 	}
 	dst = appendNonzero(dst, `,"child_pid":`, uint64(r.ChildPID))
 	dst = appendNonzero(dst, `,"child_tid":`, uint64(r.ChildTID))
+	if r.Registration.By != mm.ByNobody {
+		dst = appendRegistration(dst, &r.Registration)
+	}
+	if r.Stack != 0 && e.frames != nil {
+		dst = appendNonzero(dst, `,"stack":`, uint64(r.Stack))
+		if !e.told[r.Stack] {
+			e.told[r.Stack] = true
+			dst = appendFrames(append(dst, `,"frames":`...), e.frames(r.Stack))
+		}
+	}
 	return append(dst, '}', '\n')
+}
+
+func appendRegistration(dst []byte, g *mm.Registration) []byte {
+	dst = append(append(append(dst, `,"by":"`...), g.By.String()...), '"')
+	if g.Device != 0 {
+		dst = append(appendAddr(append(dst, `,"device":"`...), mm.Addr(g.Device)), '"')
+	}
+	dst = append(appendAddr(append(dst, `,"handle":"`...), mm.Addr(g.Handle)), '"')
+	dst = appendNonzero(dst, `,"lkey":`, uint64(g.LKey))
+	dst = appendNonzero(dst, `,"rkey":`, uint64(g.RKey))
+	dst = appendNonzero(dst, `,"access":`, uint64(g.Access))
+	if g.By == mm.ByIOUring {
+		dst = strconv.AppendInt(append(dst, `,"fd":`...), int64(g.FD), 10)
+	}
+	if g.All {
+		dst = append(dst, `,"all":true`...)
+	}
+	return dst
+}
+
+func appendFrames(dst []byte, fs []symbol.Frame) []byte {
+	dst = append(dst, '[')
+	for i := range fs {
+		f := &fs[i]
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = append(appendAddr(append(dst, `{"addr":"`...), f.Addr), '"')
+		if f.Func != "" {
+			dst = appendString(append(dst, `,"func":`...), f.Func)
+		}
+		if f.File != "" {
+			dst = appendString(append(dst, `,"file":`...), f.File)
+			dst = strconv.AppendInt(append(dst, `,"line":`...), int64(f.Line), 10)
+		}
+		if f.Module != "" {
+			dst = appendString(append(dst, `,"module":`...), f.Module)
+			dst = append(appendAddr(append(dst, `,"offset":"`...), mm.Addr(f.Offset)), '"')
+		}
+		if f.BuildID != "" {
+			dst = appendString(append(dst, `,"build_id":`...), f.BuildID)
+		}
+		if f.Inlined {
+			dst = append(dst, `,"inlined":true`...)
+		}
+		dst = append(dst, '}')
+	}
+	return append(dst, ']')
 }
 
 func appendNonzero(dst []byte, key string, v uint64) []byte {

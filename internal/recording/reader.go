@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -78,6 +79,10 @@ func (rd *Reader) Meta() *Meta { return rd.meta }
 // Summary is the last line; nil until Read returned io.EOF.
 func (rd *Reader) Summary() *Summary { return rd.summary }
 
+// Frames returns the stack that [mm.Record].Stack stands for; nil if the
+// stream has not told it.
+func (rd *Reader) Frames(id uint32) []symbol.Frame { return rd.dec.Frames(id) }
+
 // Read decodes the next record into r. It returns io.EOF behind the summary
 // line, and otherwise an error that wraps [ErrCorrupt] or [ErrTruncated], or
 // that of the underlying reader. An error stays.
@@ -90,6 +95,9 @@ func (rd *Reader) Read(r *mm.Record) error {
 
 func (rd *Reader) read(r *mm.Record) error {
 	line, err := rd.next()
+	for err == nil && bytes.HasPrefix(line, []byte(`{"finding":`)) {
+		line, err = rd.next()
+	}
 	if err == io.EOF {
 		return fmt.Errorf("no summary, whoever recorded did not end: %w", ErrTruncated)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -68,6 +69,24 @@ func records() []mm.Record {
 		{Seq: 99, Time: 7 * time.Second, Kind: mm.Lost, Phase: mm.PhaseEnd, Call: mm.Call{ABI: mm.ABINone}, Lost: 89},
 		{Seq: 100, Time: 8 * time.Second, Range: mm.Range{Start: 0x1000, End: 0x2000}, PID: 1, TID: 1, Kind: mm.Register, Phase: mm.PhaseEnd, Call: mm.Call{NR: 9999}},
 		{Seq: 101, Time: 9 * time.Second, Range: mm.Range{Start: 0x1000, End: 0x2000}, PID: 1, TID: 1, Kind: mm.Deregister, Phase: mm.PhaseEnd, Call: mm.Call{ABI: mm.ABINone}},
+		{Seq: 102, Time: 9 * time.Second, Range: mm.Range{Start: 0x1008, End: 0x1ff8}, PID: 1, TID: 1, Kind: mm.Register, Phase: mm.PhaseBegin, Call: mm.Call{NR: 427}, Flags: mm.Vector,
+			Registration: mm.Registration{Device: 0xabc, Handle: 3, FD: -1, By: mm.ByIOUring}, Stack: 2},
+		{Seq: 103, Time: 9 * time.Second, Range: mm.Range{Start: 0x1008, End: 0x1ff8}, PID: 1, TID: 1, Kind: mm.Register, Phase: mm.PhaseEnd, Call: mm.Call{ABI: mm.ABINone},
+			Registration: mm.Registration{Device: 0xabc, Handle: 0x55d000, LKey: 7, RKey: 8, Access: 15, By: mm.ByVerbs}, Stack: 2},
+		{Seq: 104, Time: 9 * time.Second, PID: 1, TID: 1, Kind: mm.Deregister, Phase: mm.PhaseEnd, Call: mm.Call{NR: 3},
+			Registration: mm.Registration{Device: 0xabc, FD: 5, By: mm.ByIOUring, All: true}},
+	}
+}
+
+// frames are those of stack 2.
+func frames(id uint32) []symbol.Frame {
+	if id != 2 {
+		return nil
+	}
+	return []symbol.Frame{
+		{Addr: 0x401008, Func: "drop<\"x\">(int)", File: "/src/a b.cc", Line: 12, Module: "/bin/app", Offset: 0x1008, BuildID: "00ff", Inlined: true},
+		{Addr: 0x401008, Func: "main"},
+		{Addr: 0x7f0000000000},
 	}
 }
 
@@ -84,6 +103,7 @@ func stream(t testing.TB, rs []mm.Record) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
+	e.Stacks(frames)
 	b, err := AppendMeta(nil, m)
 	if err != nil {
 		t.Fatal(err)
@@ -200,6 +220,9 @@ func TestRoundTrip(t *testing.T) {
 			if d := cmp.Diff(want, got); d != "" {
 				t.Errorf("records (-want +got):\n%s", d)
 			}
+			if d := cmp.Diff(frames(2), rd.Frames(2)); d != "" || rd.Frames(1) != nil {
+				t.Errorf("frames (-want +got):\n%s", d)
+			}
 			if d := cmp.Diff(testMeta(), rd.Meta()); d != "" {
 				t.Errorf("meta (-want +got):\n%s", d)
 			}
@@ -231,6 +254,14 @@ func randomRecord(rng *rand.Rand) mm.Record {
 		Call: mm.Call{NR: rng.Uint32N(500), ABI: mm.ABI(rng.UintN(4))}, Flags: mm.Flags(rng.UintN(1 << len(marks))),
 		Kind: mm.Kinds()[rng.IntN(len(mm.Kinds()))], Phase: mm.Phase(1 + rng.IntN(2)), Hook: mm.Hook(rng.UintN(256)),
 	}
+	if rng.IntN(2) == 0 {
+		r.Registration = mm.Registration{Device: rng.Uint64(), Handle: rng.Uint64(), LKey: rng.Uint32(), RKey: rng.Uint32(), Access: rng.Uint32(),
+			By: mm.ByVerbs, All: rng.IntN(2) == 0}
+		if rng.IntN(2) == 0 {
+			r.Registration.By, r.Registration.FD = mm.ByIOUring, int32(rng.Uint32())
+		}
+		r.Stack = rng.Uint32()
+	}
 	for i := range rng.IntN(16) {
 		r.Comm[i] = byte(1 + rng.UintN(127))
 	}
@@ -241,6 +272,7 @@ func TestRoundTripRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	m := testMeta()
 	e, _ := NewEncoder(m, hookName)
+	e.Stacks(frames)
 	d, _ := NewDecoder(m, hookName)
 	for range 20000 {
 		want := randomRecord(rng)
@@ -252,6 +284,25 @@ func TestRoundTripRandom(t *testing.T) {
 		if got != want {
 			t.Fatalf("line %s\n%s", line, cmp.Diff(want, got))
 		}
+	}
+}
+
+// Findings are in streams that look for them; a reader takes the records.
+func TestFindingLines(t *testing.T) {
+	lines := bytes.SplitAfter(stream(t, records()), []byte{'\n'})
+	var with []byte
+	for i, l := range lines {
+		with = append(with, l...)
+		if i < len(lines)-2 { // behind the meta line and every record, not behind the summary
+			with = append(with, `{"finding":{"id":1,"nested":{"kind":"unmap"}}}`+"\n"...)
+		}
+	}
+	got, _, err := readAll(bytes.NewReader(with))
+	if err != io.EOF {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(records(), got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
 	}
 }
 
@@ -287,6 +338,11 @@ func TestDecodeLine(t *testing.T) {
 		{"no time", `{"kind":"zap","phase":"end","time":"yesterday"}`, false},
 		{"time out of range", `{"kind":"zap","phase":"end","time":"9999-03-01T01:59:59Z"}`, false},
 		{"unknown abi", `{` + base + `,"abi":"z80"}`, false},
+		{"unknown registrar", `{` + base + `,"by":"gpu"}`, false},
+		{"descriptor too large", `{` + base + `,"by":"io_uring","fd":2147483648}`, false},
+		{"frames no list", `{` + base + `,"stack":1,"frames":7}`, false},
+		{"frame without an address", `{` + base + `,"stack":1,"frames":[{"func":"f"}]}`, false},
+		{"empty stack", `{` + base + `,"stack":1,"frames":[]}`, true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			d, err := NewDecoder(testMeta(), hookName)

@@ -33,6 +33,19 @@
 //	space     tells address spaces of one stream apart, "0x..."
 //	child_pid, child_tid
 //	          the new task of a fork; the former tid of an exec
+//	by        who registers (register, deregister): io_uring verbs; start and end are then exact in bytes
+//	device    tells rings and devices of one address space apart, "0x..."
+//	handle    the index of a fixed buffer, the address of a struct ibv_mr, "0x..."
+//	lkey, rkey, access
+//	          of a memory region; access as passed to ibv_reg_mr
+//	fd        of the ring, as passed to io_uring_register; -1 if there is none
+//	all       true: everything of the device is deregistered
+//	stack     number of the user stack within the stream, where stacks are recorded
+//	frames    that stack, with the first record that has its number, innermost first: addr, func,
+//	          file, line, module, offset (within the module), build_id, inlined, as far as they are known
+//
+// Lines {"finding":{...}} may be between the records of a stream that looks for
+// stale registrations; a [Reader] passes over them.
 package recording
 
 import (
