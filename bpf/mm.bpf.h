@@ -142,6 +142,12 @@ __noinline int mm_begin(u64 what, u64 mm, u64 start, u64 end, u64 to)
 	struct cause why = {};
 	struct inflight *f;
 
+	if (!ON(GUARD_ARGS_ORDER)) {
+		u64 swap = start;
+
+		start = end;
+		end = swap;
+	}
 	cause_of(&why, task);
 	for (level = 0; level < RANGE_LEVELS; level++) {
 		key = range_key(tid, level);
@@ -360,6 +366,8 @@ static __always_inline u64 space_of_gather(u64 tlb)
 
 static __always_inline bool is_watched(u64 mm)
 {
+	if (!ON(GUARD_HOOK_THERE) || is_skipped())
+		return false;
 	return mm && watched(mm) && !is_dying(mm);
 }
 

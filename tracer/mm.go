@@ -41,11 +41,6 @@ var mmHooks = []hook{
 	mmKprobe(layout.HookFinishKprobe, "tlb_finish_mmu", "hook_finish_kprobe"),
 }
 
-// mmShown: the tier has passed its self-test and TestEveryChangeUnderLoad on
-// the kernels of test/vm. Until then it is weak (see Coverage.Weak): it can be
-// opened for people to look at, and for its tests, but nothing is cached by it.
-const mmShown = false
-
 const sameIfFirst = "the same, if the first program is skipped"
 
 // zapFunction is what the function through which all zaps pass was first

@@ -14,8 +14,14 @@ import (
 	"time"
 )
 
-// Argument is the first argument of a target process; the second is the tier.
+// Argument is the first argument of a target process; the second is the tier,
+// the third whether a witness may look as well.
 const Argument = "oracle-target"
+
+const (
+	witnessed = "witnessed"
+	alone     = "alone"
+)
 
 // runLimit bounds one program, which takes some 100 ms.
 const runLimit = 60 * time.Second
@@ -23,13 +29,15 @@ const runLimit = 60 * time.Second
 // Target is a process that runs programs, made anew when it dies. It is for
 // one goroutine.
 type Target struct {
-	// Tier is the name of the tier: "syscall", "notifier/probe" or
+	// Tier is the name of the tier: "syscall", "mm", "notifier/probe" or
 	// "notifier/tracepoint".
 	Tier string
 	// Command is the program to run; empty: this one, which must call [Main].
 	Command string
 	// Env is added to the environment.
 	Env []string
+	// Alone: KVM's tracepoint is not to look as well.
+	Alone bool
 	// Witness tells whether KVM's tracepoint looks as well; valid after Run.
 	Witness bool
 
@@ -48,7 +56,11 @@ func (t *Target) start() error {
 		command = "/proc/self/exe"
 	}
 	t.errs.Reset()
-	cmd := exec.Command(command, Argument, t.Tier)
+	who := witnessed
+	if t.Alone {
+		who = alone
+	}
+	cmd := exec.Command(command, Argument, t.Tier, who)
 	cmd.Env = append(os.Environ(), t.Env...)
 	cmd.Stderr = &t.errs
 	in, err := cmd.StdinPipe()

@@ -119,7 +119,7 @@ type job struct {
 }
 
 func tierOf(name string) (tracer.Tier, error) {
-	tiers := []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierProbe, tracer.TierNotifierTracepoint}
+	tiers := []tracer.Tier{tracer.TierSyscall, tracer.TierMM, tracer.TierNotifierProbe, tracer.TierNotifierTracepoint}
 	var known []string
 	for _, t := range tiers {
 		if t.String() == name {
@@ -130,7 +130,7 @@ func tierOf(name string) (tracer.Tier, error) {
 	return 0, fmt.Errorf("unknown tier %q (known: %s)", name, strings.Join(known, ", "))
 }
 
-func newTarget(tier string) (_ *target, err error) {
+func newTarget(tier string, witnessed bool) (_ *target, err error) {
 	kind, err := tierOf(tier)
 	if err != nil {
 		return nil, err
@@ -154,7 +154,7 @@ func newTarget(tier string) (_ *target, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if kind == tracer.TierSyscall {
+	if witnessed && (kind == tracer.TierSyscall || kind == tracer.TierMM) {
 		g.witness, err = local.Open(local.Options{Tier: tracer.TierNotifierTracepoint, NoWakeup: true, RingBytes: 1 << 20})
 		if err != nil && !errors.Is(err, tracer.ErrNoKVM) {
 			return nil, fmt.Errorf("witness: %w", err)
@@ -205,10 +205,12 @@ func (g *target) work(jobs []job) error {
 }
 
 // Serve is the target process: it runs the programs that come on in, one line
-// each, and answers each with a line on out, until in ends.
-func Serve(tier string, in io.Reader, out io.Writer) error {
+// each, and answers each with a line on out, until in ends. If witnessed, KVM's
+// tracepoint looks as well, where the tier needs no notifier itself and the
+// machine has KVM.
+func Serve(tier string, witnessed bool, in io.Reader, out io.Writer) error {
 	answers := json.NewEncoder(out)
-	g, err := newTarget(tier)
+	g, err := newTarget(tier, witnessed)
 	if err != nil {
 		return errors.Join(err, answers.Encode(hello{Error: err.Error()}))
 	}
@@ -418,10 +420,10 @@ func (s *sight) String() string {
 // does not return. Every program that starts targets calls it first; it
 // returns at once if this is none.
 func Main() {
-	if len(os.Args) != 3 || os.Args[1] != Argument {
+	if len(os.Args) != 4 || os.Args[1] != Argument {
 		return
 	}
-	if err := Serve(os.Args[2], os.Stdin, os.Stdout); err != nil {
+	if err := Serve(os.Args[2], os.Args[3] == witnessed, os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "oracle target:", err)
 		os.Exit(1)
 	}

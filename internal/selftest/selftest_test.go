@@ -193,11 +193,9 @@ func TestFaultsAreNoticed(t *testing.T) {
 			return []mm.Record{{Kind: mm.Unmap, Range: mm.Whole}}
 		}, False, RangeSuperset},
 	}
-	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint} {
+	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierMM} {
 		t.Run(tier.String(), func(t *testing.T) {
-			if tier != tracer.TierSyscall {
-				machine.NeedKVM(t)
-			}
+			need(t, tier.String())
 			o := Options{Tier: tier, tamper: func(name string, rs []mm.Record) []mm.Record { return faults[name].fault(rs) }}
 			for name := range faults {
 				o.Only = append(o.Only, name)
@@ -258,14 +256,15 @@ func TestGuards(t *testing.T) {
 		{"range-whole", "notifier/probe", "mmap-fixed", WasSeen, RangeSubset},
 		{"args-order", "notifier/probe", "mmap-fixed", Missed, RangeNone},
 		{"never-missed", "notifier/probe", "storm-madvise", WasSeen, RangeSubset},
+		{"", "mm", "mmap-fixed", WasSeen, RangeExact},
+		{"hook-there", "mm", "dontneed-byte", Missed, RangeNone},
+		{"range-place", "mm", "dontneed-byte", Missed, RangeNone},
+		{"range-whole", "mm", "mmap-fixed", WasSeen, RangeSubset},
+		{"args-order", "mm", "mmap-fixed", Missed, RangeNone},
+		{"never-missed", "mm", "storm-madvise", WasSeen, RangeSubset},
 	} {
 		t.Run(c.guard+"/"+c.tier, func(t *testing.T) {
-			if c.tier != "syscall" {
-				machine.NeedKVM(t)
-			}
-			if c.tier == "notifier/probe" {
-				machine.NeedProbes(t)
-			}
+			need(t, c.tier)
 			if c.guard == "compat-abi" {
 				machine.NeedCompat(t)
 			}
@@ -290,6 +289,20 @@ func TestGuards(t *testing.T) {
 				t.Errorf("%s", out)
 			}
 		})
+	}
+}
+
+// need skips the test where the machine cannot have the tier.
+func need(t *testing.T, tier string) {
+	t.Helper()
+	switch tier {
+	case "notifier/probe":
+		machine.NeedProbes(t)
+		machine.NeedKVM(t)
+	case "notifier/tracepoint":
+		machine.NeedKVM(t)
+	case "mm":
+		machine.NeedProbes(t)
 	}
 }
 
@@ -343,14 +356,9 @@ func TestNothingFalse(t *testing.T) {
 		}
 		t.Cleanup(func() { os.WriteFile(ksm+file, before, 0) })
 	}
-	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
+	for _, tier := range Tiers() {
 		t.Run(tier.String(), func(t *testing.T) {
-			if tier == tracer.TierNotifierProbe {
-				machine.NeedProbes(t)
-			}
-			if tier != tracer.TierSyscall {
-				machine.NeedKVM(t)
-			}
+			need(t, tier.String())
 			r, err := Run(t.Context(), Options{Tier: tier, Only: harmless})
 			if err != nil {
 				t.Fatal(err)
@@ -376,14 +384,9 @@ func TestNothingFalse(t *testing.T) {
 
 // A few operations that no planted fault leaves fit (see internal/guard).
 func TestPlanted(t *testing.T) {
-	for _, tier := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
+	for _, tier := range Tiers() {
 		t.Run(tier.String(), func(t *testing.T) {
-			if tier == tracer.TierNotifierProbe {
-				machine.NeedProbes(t)
-			}
-			if tier != tracer.TierSyscall {
-				machine.NeedKVM(t)
-			}
+			need(t, tier.String())
 			r, err := Run(t.Context(), Options{Tier: tier, Only: []string{"dontneed-byte", "mmap-fixed", "munmap-mmap", "storm-madvise"}})
 			if err != nil {
 				t.Fatal(err)

@@ -79,6 +79,7 @@ var suites = []suite{
 		args: []string{"-tier=mm", "-keep", "-rounds=100", "-changes=2000", "-load-changes=4000"}, since: "6.1", why: noGather},
 	{name: "soak-syscall", tier: "syscall", command: "soak -out - -tier syscall", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-tracepoint", tier: "notifier/tracepoint", command: "soak -out - -tier notifier/tracepoint", data: true, asked: true, since: "6.1", why: noSingleSlot},
+	{name: "soak-mm", tier: "mm", command: "soak -out - -tier mm", data: true, asked: true, since: "6.1", why: noSingleSlot},
 	{name: "soak-probe", tier: "notifier/probe", command: "soak -out - -tier notifier/probe", data: true, asked: true, since: "6.1", why: noSingleSlot},
 }
 
