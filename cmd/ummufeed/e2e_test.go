@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,6 +132,10 @@ func helper(args []string) {
 	}
 }
 
+// oncePerBoot is what the first command after the boot says that is to choose
+// a tier: which, is chance.
+var oncePerBoot = regexp.MustCompile(`(?m)^level=INFO msg="testing a tier, once per boot".*\n`)
+
 // result is what a command left.
 type result struct {
 	code        int
@@ -156,7 +161,7 @@ func finish(t *testing.T, cmd *exec.Cmd) result {
 	if err != nil && !errors.As(err, &ee) {
 		t.Fatalf("run %v: %v", cmd.Args, err)
 	}
-	return result{cmd.ProcessState.ExitCode(), out.String(), errout.String()}
+	return result{cmd.ProcessState.ExitCode(), out.String(), oncePerBoot.ReplaceAllString(errout.String(), "")}
 }
 
 // parse decodes NDJSON; a stream that is not whole fails the test.
@@ -494,7 +499,7 @@ func (s *started) finish() result {
 		s.t.Fatal(err)
 	}
 	s.cmd.Wait()
-	return result{s.cmd.ProcessState.ExitCode(), s.seen.String(), s.errout.String()}
+	return result{s.cmd.ProcessState.ExitCode(), s.seen.String(), oncePerBoot.ReplaceAllString(s.errout.String(), "")}
 }
 
 // sleeper waits for a signal in one process. A shell that is about to start
