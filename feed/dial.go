@@ -448,7 +448,8 @@ func (w *Watch) prove() bool {
 	defer unix.MunmapPtr(b, uintptr(mm.PageSize()))
 	page := unsafe.Slice((*byte)(b), mm.PageSize())
 	r := mm.Range{Start: mm.Addr(uintptr(b)), End: mm.Addr(uintptr(b)) + mm.Addr(len(page))}
-	t := w.Begin(r)
+	// Not Begin: the daemon is not to be asked (SETTLE) before READY.
+	t := w.watchFor(r)
 	defer w.Abandon(t)
 	losses := 0
 	for range 10 {

@@ -157,32 +157,36 @@ func TestDialOptions(t *testing.T) {
 }
 
 // A watch that does not see this process is not used: the client asks for
-// another, and gives back what it had.
+// another, and gives back what it had. Nothing else is asked before, though
+// some other process's change is in flight all the time.
 func TestBlindWatch(t *testing.T) {
-	p, err := feedtest.New(feedtest.Options{}) // of a kernel side that sees nothing
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer p.Close()
-	status, epoch, interest, ring := p.Descriptors()
-	said := make(chan wire.Message, 2)
-	socket := stub(t, func(fd int) {
-		said <- hear(fd)
-		say(fd, &wire.Welcome{Layout: layout.Version, Tier: layout.TierSyscall, RingBytes: 64 << 10}, status, epoch, interest, ring)
-		said <- hear(fd)
-		say(fd, &wire.Refused{Code: wire.CodeUnavailable, Text: "that was all"})
-	})
-	before := countDescriptors(t)
-	if _, err := feed.Dial(t.Context(), feed.Options{Socket: socket}); !errors.Is(err, feed.ErrUnavailable) {
-		t.Fatalf("%v", err)
-	}
-	<-said
-	m := <-said
-	if n, ok := m.(*wire.Next); !ok || n.Reason != wire.ReasonSilent {
-		t.Errorf("the client said %+v, want NEXT", m)
-	}
-	if after := countDescriptors(t); after > before {
-		t.Errorf("%d descriptors are open, %d before", after, before)
+	for _, tier := range []uint32{layout.TierSyscall, layout.TierNotifierTracepoint} {
+		p, err := feedtest.New(feedtest.Options{}) // of a kernel side that sees nothing
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.Close()
+		atomic.StoreUint64(&p.Epoch.Begun[0], 1)
+		status, epoch, interest, ring := p.Descriptors()
+		said := make(chan wire.Message, 2)
+		socket := stub(t, func(fd int) {
+			said <- hear(fd)
+			say(fd, &wire.Welcome{Layout: layout.Version, Tier: tier, RingBytes: 64 << 10}, status, epoch, interest, ring)
+			said <- hear(fd)
+			say(fd, &wire.Refused{Code: wire.CodeUnavailable, Text: "that was all"})
+		})
+		before := countDescriptors(t)
+		if _, err := feed.Dial(t.Context(), feed.Options{Socket: socket}); !errors.Is(err, feed.ErrUnavailable) {
+			t.Fatalf("%v", err)
+		}
+		<-said
+		m := <-said
+		if n, ok := m.(*wire.Next); !ok || n.Reason != wire.ReasonSilent {
+			t.Errorf("tier %d: the client said %+v, want NEXT", tier, m)
+		}
+		if after := countDescriptors(t); after > before {
+			t.Errorf("%d descriptors are open, %d before", after, before)
+		}
 	}
 }
 

@@ -134,8 +134,21 @@ func (w *Watch) Begin(r mm.Range) Ticket {
 		return Ticket{}
 	}
 	settled := guard.Off(guard.BeginWaits) || guard.Off(guard.InterestFirst) && w.settle()
+	t := w.watchFor(r)
+	if settled || w.settle() {
+		w.interest.mu.Lock()
+		t.t.settled = true
+		w.interest.mu.Unlock()
+	}
+	return t
+}
+
+// watchFor opens a ticket for pages and makes them interesting, without
+// waiting: who only looks for records need not.
+func (w *Watch) watchFor(r mm.Range) Ticket {
 	in := &w.interest
 	in.mu.Lock()
+	defer in.mu.Unlock()
 	in.add(r)
 	// Full barrier between the bits, whoever set them, and the loads below;
 	// its partner is the one between begun++ and the test of the interest.
@@ -153,13 +166,6 @@ func (w *Watch) Begin(r mm.Range) Ticket {
 	// Before the banks are looked at: the change behind a record before this
 	// position began earlier, so it has ended when they are quiet.
 	t.pos = atomic.LoadUint64(w.ring.producer)
-	in.mu.Unlock()
-
-	if settled || w.settle() {
-		in.mu.Lock()
-		t.settled = true
-		in.mu.Unlock()
-	}
 	return Ticket{t, t.id}
 }
 
