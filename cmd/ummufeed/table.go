@@ -15,7 +15,6 @@ import (
 	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
-	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -149,7 +148,7 @@ func (t *table) what(r *mm.Record, open bool) {
 		}
 	case r.Call.ABI == mm.ABINone:
 		t.buf = append(t.buf, '-')
-	case target.BeginsOnly(t.tier):
+	case pairs.BeginsOnly(t.tier):
 		t.buf = append(t.buf, t.calls.Name(r.Call)...)
 	default:
 		t.buf = append(append(t.buf, t.calls.Name(r.Call)...), '(')

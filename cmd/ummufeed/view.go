@@ -10,7 +10,6 @@ import (
 
 	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
-	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -36,7 +35,7 @@ type view struct {
 
 func newView(f *filter, s sink, tier string) *view {
 	v := &view{filter: f, sink: s, tier: tier}
-	v.pairs = pairs.New(target.BeginsOnly(tier), v.change)
+	v.pairs = pairs.New(pairs.BeginsOnly(tier), v.change)
 	return v
 }
 

@@ -6,6 +6,7 @@ package pairs
 import (
 	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/ummu/ummu/mm"
 )
@@ -36,6 +37,10 @@ type Joiner struct {
 func New(beginsOnly bool, emit func(*Change) error) *Joiner {
 	return &Joiner{pending: make(map[uint64][]mm.Record), emit: emit, beginsOnly: beginsOnly}
 }
+
+// BeginsOnly reports whether streams of a tier have records before a change
+// and none after it, and neither arguments nor results of calls.
+func BeginsOnly(tier string) bool { return strings.HasPrefix(tier, "notifier/") || tier == "mm" }
 
 func pairKey(r *mm.Record) uint64 {
 	if r.Call.ABI == mm.ABIIOUring {

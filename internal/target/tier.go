@@ -121,10 +121,6 @@ func StreamTiers() []tracer.Tier {
 // Notifier reports whether it is one of the notifier tiers.
 func (f Tier) Notifier() bool { return strings.HasPrefix(string(f), "notifier") }
 
-// BeginsOnly reports whether streams of a tier have records before a change
-// and none after it, and neither arguments nor results of calls.
-func BeginsOnly(tier string) bool { return strings.HasPrefix(tier, "notifier/") || tier == "mm" }
-
 // streamGaps are what streams of a tier do not show, beyond its own gaps.
 func streamGaps(tier tracer.Tier) []recording.Gap {
 	if tier != tracer.TierNotifierTracepoint {
