@@ -67,7 +67,7 @@ lint:
 .PHONY: install
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/share/doc/ummu
-	install -m 0755 bin/ummufeed $(DESTDIR)$(PREFIX)/bin/
+	install -m 0755 bin/ummufeed bin/ummutop $(DESTDIR)$(PREFIX)/bin/
 	install -m 0644 README.md docs/*.md $(DESTDIR)$(PREFIX)/share/doc/ummu/
 	install -d $(DESTDIR)$(UNITDIR) $(DESTDIR)$(PREFIX)/lib/sysusers.d $(DESTDIR)$(PREFIX)/lib/tmpfiles.d
 	sed 's|/usr/bin/|$(PREFIX)/bin/|; s|/usr/share/|$(PREFIX)/share/|' packaging/ummufeed.service > $(DESTDIR)$(UNITDIR)/ummufeed.service
@@ -86,7 +86,7 @@ packages:
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '-X github.com/ummu/ummu/internal/command.buildVersion=$(VERSION)' -o bin/ ./cmd/...
 	VERSION=$(VERSION) GOARCH=$$($(GO) env GOARCH) $(NFPM) package -f packaging/nfpm.yaml -p deb -t out/packages/
 	VERSION=$(VERSION) GOARCH=$$($(GO) env GOARCH) $(NFPM) package -f packaging/nfpm.yaml -p rpm -t out/packages/
-	tar -C . --owner=0 --group=0 --transform 's|^|ummu-$(VERSION)/|' -czf out/packages/ummu-$(VERSION)-$$($(GO) env GOARCH).tar.gz bin/ummufeed packaging docs README.md LICENSE
+	tar -C . --owner=0 --group=0 --transform 's|^|ummu-$(VERSION)/|' -czf out/packages/ummu-$(VERSION)-$$($(GO) env GOARCH).tar.gz bin/ummufeed bin/ummutop packaging docs README.md LICENSE
 
 # A million rounds of each race, without the race detector, which makes the
 # windows wide and the rounds few. `make test` runs some thousand with it.
