@@ -27,6 +27,10 @@ type Options struct {
 	// Found, if set, is told of each finding when its change is known, and
 	// Ended when nothing more will be added to it.
 	Found, Ended func(*Finding)
+	// Keep bounds the findings that Engine.Findings returns: of more, the
+	// oldest are forgotten. MaxLive bounds the registrations that are
+	// followed. 0: no bound.
+	Keep, MaxLive int
 }
 
 // Engine finds stale registrations. It is not safe for concurrent use.
@@ -45,6 +49,8 @@ type Stats struct {
 	Live            uint64 // now
 	Unknown         uint64 // deregistrations of what was registered before the stream began
 	Unread          uint64 // registrations whose ranges could not be read: changes of them are not found
+	Untracked       uint64 // registrations that were more than Options.MaxLive: changes of them are not found
+	Forgotten       uint64 // findings that were more than Options.Keep
 	Lost            uint64 // events
 }
 
@@ -64,6 +70,8 @@ type registration struct {
 	busy    busy
 	doubt   string // why it may not be there any more
 	finding *Finding
+	changes uint64    // of its range, rights included
+	last    mm.Record // of them
 	// held are changes that hit it while it was being registered or
 	// deregistered; what becomes of them the end of the call says.
 	held []mm.Record
@@ -104,6 +112,8 @@ type op struct {
 	dev  uint64        // ... with all: the device
 	all  bool
 	rec  mm.Record
+	// untracked: a registration that was one too many
+	untracked bool
 }
 
 func (e *Engine) space(id uint64) *space {
@@ -133,6 +143,9 @@ func (e *Engine) Incomplete() string {
 	}
 	if e.stats.Unread > 0 {
 		why = append(why, fmt.Sprintf("%d registrations of unknown ranges", e.stats.Unread))
+	}
+	if e.stats.Untracked > 0 {
+		why = append(why, fmt.Sprintf("%d registrations were too many to follow", e.stats.Untracked))
 	}
 	return strings.Join(why, ", ")
 }
@@ -204,6 +217,9 @@ func (e *Engine) End() {
 	}
 }
 
+// full: there are as many registrations as may be followed.
+func (e *Engine) full() bool { return e.o.MaxLive > 0 && e.stats.Live >= uint64(e.o.MaxLive) }
+
 func (e *Engine) end(f *Finding, by EndedBy, at time.Duration) {
 	f.Ended, f.EndedAt = by, at
 	if e.o.Ended != nil {
@@ -229,6 +245,8 @@ func (e *Engine) registers(s *space, r *mm.Record) {
 	o := op{rec: *r}
 	reg := &r.Registration
 	switch {
+	case r.Kind == mm.Register && !r.Range.Empty() && e.full():
+		o.untracked = true
 	case r.Kind == mm.Register && !r.Range.Empty():
 		o.reg = &registration{rec: *r, pages: r.Range.Pages(), busy: registering}
 		s.live.insert(o.reg.pages, o.reg)
@@ -273,6 +291,9 @@ func (e *Engine) finishCall(s *space, tid uint32, r *mm.Record) {
 		switch {
 		case r.Kind == mm.Register && r.Flags&mm.Vector != 0:
 			e.stats.Unread++ // there were some, of which nothing is known
+			return
+		case r.Kind == mm.Register && !r.Range.Empty() && e.full():
+			e.stats.Untracked++
 			return
 		case r.Kind == mm.Register && !r.Range.Empty():
 			o.reg = &registration{rec: *r, pages: r.Range.Pages()}
@@ -341,6 +362,9 @@ func (e *Engine) undo(s *space, o *op) {
 // apply takes an op of a call that succeeded.
 func (e *Engine) apply(s *space, o *op, at time.Duration) {
 	if o.reg == nil {
+		if o.untracked {
+			e.stats.Untracked++
+		}
 		if len(o.gone) == 0 && !o.all && o.rec.Kind == mm.Deregister {
 			e.stats.Unknown++
 		}
@@ -528,6 +552,9 @@ func (e *Engine) took(s *space, begin, end *mm.Record) {
 	if why == "" && c.Flags&mm.Maybe != 0 && end == nil {
 		why = "the end of the call was not seen"
 	}
+	if c.Kind.IsChange() {
+		s.touch(&c)
+	}
 	if takesPages(&c) {
 		for _, g := range s.live.overlapping(c.Range) {
 			e.hits(s, g, &c, name, why)
@@ -645,11 +672,12 @@ func (e *Engine) found(s *space, g *registration, c *mm.Record, why string, clas
 	f := g.finding
 	if f == nil {
 		f = &Finding{
-			ID: len(e.all) + 1, Registration: g.rec, Change: change, Stale: stale, Class: class,
+			ID: int(e.stats.Forgotten) + len(e.all) + 1, Registration: g.rec, Change: change, Stale: stale, Class: class,
 			Certain: why == "", Why: why, EndedAt: c.Time,
 		}
 		g.finding = f
 		e.all = append(e.all, f)
+		e.keep()
 	} else {
 		f.Repeats++
 		s.stale.remove(f.Stale, f)
