@@ -3,6 +3,7 @@
 package selftest
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -221,6 +222,7 @@ func TestFaultsAreNoticed(t *testing.T) {
 // A kernel side with one step left out is unfit, and the operation that needs
 // the step says so.
 func TestGuards(t *testing.T) {
+	const refused Seen = "refused" // the tier tries its hooks, and does not open
 	bin, err := extras.Build(t.Context(), t.TempDir(), "selftest-guards")
 	if err != nil {
 		t.Fatal(err)
@@ -257,23 +259,37 @@ func TestGuards(t *testing.T) {
 		{"args-order", "notifier/probe", "mmap-fixed", Missed, RangeNone},
 		{"never-missed", "notifier/probe", "storm-madvise", WasSeen, RangeSubset},
 		{"", "mm", "mmap-fixed", WasSeen, RangeExact},
-		{"hook-there", "mm", "dontneed-byte", Missed, RangeNone},
-		{"range-place", "mm", "dontneed-byte", Missed, RangeNone},
 		{"range-whole", "mm", "mmap-fixed", WasSeen, RangeSubset},
-		{"args-order", "mm", "mmap-fixed", Missed, RangeNone},
-		{"never-missed", "mm", "storm-madvise", WasSeen, RangeSubset},
+		{"hook-there", "mm", "dontneed-byte", refused, RangeNone},
+		{"range-place", "mm", "dontneed-byte", refused, RangeNone},
+		{"args-order", "mm", "mmap-fixed", refused, RangeNone},
+		{"never-missed", "mm", "storm-madvise", refused, RangeNone},
 	} {
 		t.Run(c.guard+"/"+c.tier, func(t *testing.T) {
 			need(t, c.tier)
-			if c.guard == "compat-abi" {
+			switch c.guard {
+			case "compat-abi":
 				machine.NeedCompat(t)
+			case "vector-limit":
+				needProcessDiscard(t)
+			case "args-order":
+				if c.tier == "notifier/probe" && tracer.Preemptible() {
+					t.Skip("KVM's tracepoint is behind the probes on this kernel, and has the right range")
+				}
 			}
 			cmd := exec.Command(bin, roleTest, c.tier, c.operation)
 			cmd.Env = append(os.Environ(), "UMMU_GUARD_OFF="+c.guard)
-			cmd.Stderr = os.Stderr
+			var errout bytes.Buffer
+			cmd.Stderr = &errout
 			out, err := cmd.Output()
+			if c.seen == refused {
+				if err == nil || !strings.Contains(errout.String(), "attached, but not called") {
+					t.Errorf("%v: %s%s", err, out, errout.String())
+				}
+				return
+			}
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("%v: %s", err, errout.String())
 			}
 			var r struct {
 				Fit        bool
@@ -303,6 +319,17 @@ func need(t *testing.T, tier string) {
 		machine.NeedKVM(t)
 	case "mm":
 		machine.NeedProbes(t)
+	}
+}
+
+// needProcessDiscard skips the test where process_madvise discards no pages,
+// as up to 6.12.
+func needProcessDiscard(t *testing.T) {
+	t.Helper()
+	if ok, err := truth.ProcessDiscard.Available(); err != nil {
+		t.Fatal(err)
+	} else if !ok {
+		t.Skip("process_madvise discards no pages on this kernel")
 	}
 }
 
@@ -359,21 +386,34 @@ func TestNothingFalse(t *testing.T) {
 	for _, tier := range Tiers() {
 		t.Run(tier.String(), func(t *testing.T) {
 			need(t, tier.String())
-			r, err := Run(t.Context(), Options{Tier: tier, Only: harmless})
-			if err != nil {
-				t.Fatal(err)
-			}
-			if len(r.Operations) != len(harmless) {
-				t.Errorf("%d operations, want %d", len(r.Operations), len(harmless))
-			}
-			here := 0
-			for _, op := range r.Operations {
-				if op.Seen != NotHere {
-					here++
+			// Where the kernel skips programs a side that all of them missed
+			// is a loss: now and then, but not for the same operation again
+			// and again.
+			left, here := harmless, 0
+			for try := range 3 {
+				r, err := Run(t.Context(), Options{Tier: tier, Only: left})
+				if err != nil {
+					t.Fatal(err)
 				}
-				if op.FalsePages != 0 || op.Seen == False || op.Lost != 0 {
-					t.Errorf("%+v", op)
+				if len(r.Operations) != len(left) {
+					t.Errorf("%d operations, want %d", len(r.Operations), len(left))
 				}
+				left = nil
+				for _, op := range r.Operations {
+					if op.Seen != NotHere && try == 0 {
+						here++
+					}
+					if op.FalsePages != 0 || op.Seen == False || op.Lost != 0 {
+						t.Logf("%+v", op)
+						left = append(left, op.Name)
+					}
+				}
+				if len(left) == 0 || !tracer.Preemptible() {
+					break
+				}
+			}
+			if len(left) != 0 {
+				t.Errorf("false: %q", left)
 			}
 			if here < len(harmless)-3 {
 				t.Errorf("only %d of %d operations can be performed", here, len(harmless))
