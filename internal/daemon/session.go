@@ -410,7 +410,7 @@ func (ss *session) hungUp() bool {
 	return gone
 }
 
-// settleInterval is how often a client is answered by a look at the tasks.
+// settleInterval is how often the daemon looks at the tasks for one client.
 const settleInterval = time.Millisecond
 
 // lease lasts until the client is gone: it closed the connection, or its
@@ -442,11 +442,12 @@ func (ss *session) lease(w *watch) error {
 			return unexpected(m, "SETTLE")
 		}
 		answer := &wire.Settled{Seq: ask.Seq}
-		if now := time.Now(); now.Sub(last) >= settleInterval {
-			if w.feed.Settled() {
-				answer.Quiet = 1
-			}
-			last = now
+		// Who asks again soon waits: an answer without a look would only make
+		// it ask once more, and give up in the end.
+		time.Sleep(settleInterval - time.Since(last))
+		last = time.Now()
+		if w.feed.Settled() {
+			answer.Quiet = 1
 		}
 		if err := ss.send(answer); err != nil {
 			return err

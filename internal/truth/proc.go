@@ -286,6 +286,10 @@ func (p *Proc) Exec() {
 	}
 }
 
+// Do makes a program that has a verb of its own (ServeWith of package internal/truth/ops) do that, and
+// returns its answer; arguments as of Syscall.
+func (p *Proc) Do(verb string, args ...any) string { return p.request(verb, args...) }
+
 // Poke stores values of size bytes (4 or 8), one behind the other.
 func (p *Proc) Poke(size int, at mm.Addr, values ...uint64) {
 	args := []any{size, at}

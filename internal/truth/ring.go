@@ -123,6 +123,9 @@ func (r *Ring) close() {
 	r.p.Syscall(unix.SYS_CLOSE, r.fd)
 }
 
+// FD is the ring's descriptor in the program.
+func (r *Ring) FD() int64 { return r.fd }
+
 // Register registers the bytes of b as the buffer of slot, in place of the
 // one that was there. It returns 0 or a negative errno.
 func (r *Ring) Register(slot int, b mm.Range) int64 {

@@ -718,21 +718,19 @@ func (r *Run) limitSpace() (lift func()) {
 	if err == nil {
 		_, err = fmt.Sscan(string(b), &pages)
 	}
-	var old unix.Rlimit
-	if err == nil {
-		err = unix.Prlimit(r.P.PID(), unix.RLIMIT_AS, nil, &old)
-	}
-	if err == nil {
-		err = unix.Prlimit(r.P.PID(), unix.RLIMIT_AS, &unix.Rlimit{Cur: (pages + 1) * r.Unit, Max: old.Max}, nil)
-	}
 	if err != nil {
 		r.err = errors.Join(r.err, fmt.Errorf("limit address space: %w", err))
 		return func() {}
 	}
+	// by the program itself: another one may not without CAP_SYS_RESOURCE
+	p, limit, old := r.P, r.P.scratch+scratchVector, r.P.scratch+scratchVector+16
+	r.must("ask for limit of address space", p.Syscall(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_AS, 0, old))
+	was := p.Peek(old, 2)
+	p.Poke(8, limit, (pages+1)*r.Unit, was[1])
+	r.must("limit address space", p.Syscall(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_AS, limit, 0))
 	return func() {
-		if err := unix.Prlimit(r.P.PID(), unix.RLIMIT_AS, &old, nil); err != nil {
-			r.err = errors.Join(r.err, fmt.Errorf("lift limit of address space: %w", err))
-		}
+		p.Poke(8, limit, was...)
+		r.must("lift limit of address space", p.Syscall(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_AS, limit, 0))
 	}
 }
 

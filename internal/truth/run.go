@@ -433,6 +433,7 @@ func (r *Run) diskFile() int64 {
 		}
 		r.path = f.Name()
 		_, err = f.Write([]byte(strings.Repeat("\x01", int(r.bytes(r.Pages)))))
+		err = errors.Join(err, f.Chmod(0o666)) // the program may be another user's
 		if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
 			r.err = errors.Join(r.err, err)
 		}

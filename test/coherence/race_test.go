@@ -90,7 +90,7 @@ func TestRaceOtherThread(t *testing.T) {
 	}
 	g.Wait()
 	if hits < *rounds*9/10 {
-		t.Errorf("%d hits in %d rounds", hits, *rounds)
+		t.Errorf("%d hits in %d rounds; %+v; %+v", hits, *rounds, r.c.Stats(), r.w.Stats())
 	}
 }
 

@@ -8,12 +8,20 @@
 package coherence
 
 import (
+	"bufio"
+	"context"
 	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 
 	"go.uber.org/goleak"
@@ -24,6 +32,7 @@ import (
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/regcache"
 	"github.com/ummu/ummu/regcache/uring"
+	"github.com/ummu/ummu/test/extras"
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -47,12 +56,69 @@ func init() {
 	})
 }
 
-// open is local.Open, of the calling process in the tier under test.
+// open is local.Open, of the calling process in the tier under test, or by the
+// daemon.
 func open(o local.Options) (*feed.Watch, error) {
 	if o.Tier == tracer.TierNone && o.PID == 0 {
+		if socket != "" {
+			return feed.Dial(context.Background(), feed.Options{Socket: socket, RingBytes: o.RingBytes, NoWakeup: o.NoWakeup, Timeout: time.Minute})
+		}
 		o.Tier = tier
 	}
 	return local.Open(o)
+}
+
+var (
+	byDaemon = flag.Bool("daemon", false, "watches of this process by ummufeed serve, which the tests start")
+	socket   string // of that
+)
+
+// startDaemon starts ummufeed serve with the tier under test; stop ends it.
+func startDaemon() (stop func() error, err error) {
+	dir, err := os.MkdirTemp("", "ummu-coherence-")
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			os.RemoveAll(dir)
+		}
+	}()
+	binary, err := extras.Build(context.Background(), dir, "ummufeed")
+	if err != nil {
+		return nil, err
+	}
+	name := tracer.TierSyscall.String()
+	if tier != tracer.TierNone {
+		name = tier.String()
+	}
+	path := filepath.Join(dir, "feed.sock")
+	c := exec.Command(binary, "serve", "--socket", path, "--tier", name, "--allow-kvm", "--max-watches-per-process", "128")
+	c.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	log, err := c.StderrPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := c.Start(); err != nil {
+		return nil, err
+	}
+	for lines := bufio.NewScanner(log); lines.Scan(); {
+		if strings.Contains(lines.Text(), "msg=serving") {
+			copied := make(chan struct{})
+			go func() {
+				defer close(copied)
+				io.Copy(os.Stderr, log)
+			}()
+			socket = path
+			return func() error {
+				err := c.Process.Signal(syscall.SIGTERM)
+				<-copied
+				return errors.Join(err, c.Wait(), os.RemoveAll(dir))
+			}, nil
+		}
+		fmt.Fprintln(os.Stderr, lines.Text())
+	}
+	return nil, fmt.Errorf("the daemon does not start: %w", c.Wait())
 }
 
 func TestMain(m *testing.M) {
@@ -72,6 +138,19 @@ type keeping struct{ *testing.M }
 
 // Run runs the tests.
 func (k keeping) Run() int {
+	if *byDaemon {
+		stop, err := startDaemon()
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+		code := k.M.Run()
+		if err := stop(); err != nil {
+			fmt.Fprintln(os.Stderr, "daemon:", err)
+			return 1
+		}
+		return code
+	}
 	if !*keep {
 		return k.M.Run()
 	}

@@ -37,6 +37,9 @@ const (
 // The rounds of a tier's races.
 const races = "^Test(Race(SameThread|OtherThread|AddressReuse|RegisterDuringDontneed|ValidMeansDrained)|EveryChange|ChangeInUse|ForkedChild)"
 
+// It needs a larger ring than the daemon gives.
+const largeRing = "^TestRaceValidMeansDrained$"
+
 // Planted faults that only a machine with KVM and 32-bit calls can show; the
 // others are found anywhere.
 const notOnHosts = "^TestFaultsAreNoticed$/^notifier$|^TestGuards$/^compat-abi$|^TestGuards$/^$/^notifier$"
@@ -69,6 +72,21 @@ var suites = []suite{
 		since: "6.1", why: noTracepoint},
 	{name: "probe", tier: "notifier/probe", pkg: "./test/coherence", only: races,
 		args: []string{"-tier=notifier/probe", "-keep", "-rounds=100", "-changes=2000", "-load-changes=4000"}},
+	// The same contract through the socket of the daemon: the truth table by a
+	// client that may do nothing, and the races.
+	{name: "contract-socket", tier: "syscall", pkg: "./internal/daemon", only: "^TestContract", args: []string{"-contract-tier=syscall"},
+		since: "6.1", why: noExitMmap},
+	{name: "contract-socket-tracepoint", tier: "notifier/tracepoint", pkg: "./internal/daemon", only: "^TestContract$",
+		args: []string{"-contract-tier=notifier/tracepoint"}, since: "6.1", why: noExitMmap},
+	{name: "contract-socket-probe", tier: "notifier/probe", pkg: "./internal/daemon", only: "^TestContract$",
+		args: []string{"-contract-tier=notifier/probe"}, since: "6.1", why: noSingleSlot},
+	{name: "contract-socket-mm", tier: "mm", pkg: "./internal/daemon", only: "^TestContract$",
+		args: []string{"-contract-tier=mm"}, since: "6.1", why: noGather},
+	{name: "races-socket", tier: "syscall", pkg: "./test/coherence", only: races, skip: largeRing,
+		args: []string{"-daemon", "-rounds=100", "-changes=2000", "-load-changes=4000"}, since: "6.1", why: noExitMmap},
+	{name: "races-socket-tracepoint", tier: "notifier/tracepoint", pkg: "./test/coherence", only: races, skip: largeRing,
+		args:  []string{"-daemon", "-tier=notifier/tracepoint", "-rounds=100", "-changes=2000", "-load-changes=4000"},
+		since: "6.1", why: noTracepoint},
 	{name: "rdma", tier: "syscall", pkg: "./test/verbs", rdma: true, since: "6.1", why: noExitMmap},
 	{name: "rdma-probe", tier: "notifier/probe", pkg: "./test/verbs", args: []string{"-tier=notifier/probe"}, rdma: true},
 	{name: "rdma-long", tier: "syscall", pkg: "./test/verbs", args: []string{"-rounds=100000"}, only: "^TestRandomChanges$",
