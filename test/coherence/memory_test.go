@@ -25,7 +25,7 @@ import (
 )
 
 // changes is how often memory changes while nobody looks anything up.
-var changes = flag.Int("changes", 1_000_000, "changes without a lookup")
+var changes = flag.Int("changes", 400_000, "changes without a lookup")
 
 // status reads figures in bytes from /proc/self/status.
 func status(t testing.TB, names ...string) []int64 {

@@ -38,7 +38,7 @@ import (
 
 // rounds is how often each race is run. `make test` runs a million of each
 // without the race detector, and fewer with it.
-var rounds = flag.Int("rounds", 20_000, "rounds of each race")
+var rounds = flag.Int("rounds", 10_000, "rounds of each race")
 
 // tier is how the watches of this process see changes, where a test does not
 // ask for one.

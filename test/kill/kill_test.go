@@ -25,9 +25,9 @@ import (
 )
 
 var (
-	kills = flag.Int("kills", 8, "times that something is done to the daemon")
+	kills = flag.Int("kills", 5, "times that something is done to the daemon")
 	crowd = flag.Int("crowd", 128, "programs at once")
-	full  = flag.Duration("full", 5*time.Second, "how long they all run")
+	full  = flag.Duration("full", 3*time.Second, "how long they all run")
 	seed  = flag.Uint64("seed", 0, "seed; 0: from the clock")
 )
 
