@@ -62,7 +62,7 @@ func main() {
 	flag.StringVar(&o.cache, "cache", os.Getenv("UMMU_VM_CACHE"), "where kernels are kept ($UMMU_VM_CACHE; default ummu/vm in the user's cache)")
 	flag.StringVar(&o.out, "o", "out", "directory of vm.json and of the logs, vm/KERNEL-MODEL/")
 	flag.BoolVar(&o.rdma, "rdma", false, "with a soft-RoCE device, rxe0")
-	flag.BoolVar(&o.quick, "quick", false, "with preempt=full leave out the suites to which preemption makes no difference")
+	flag.BoolVar(&o.quick, "quick", false, "leave out long suites, and with preempt=full those to which preemption makes little difference")
 	flag.BoolVar(&o.record, "record", false, "put the results into "+resultsDir+" and make "+pageFile+"; needs a tree without changes")
 	flag.BoolVar(&o.page, "page", false, "make "+pageFile+" of "+resultsDir+", and nothing else")
 	flag.IntVar(&o.soakOps, "soak-ops", 10_000, "operations of a soak suite")
@@ -126,7 +126,7 @@ func run(ctx context.Context, o *options) (bool, error) {
 			return false, fmt.Errorf("-kernels: %w", err)
 		}
 	}
-	programs := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.asked || s.rdma && !o.rdma })
+	programs := slices.DeleteFunc(slices.Clone(suites), func(s suite) bool { return s.asked || s.rdma && !o.rdma || s.long && o.quick })
 	if o.suites != "" {
 		if programs, err = pick(o.suites, suites, func(s *suite) string { return s.name }); err != nil {
 			return false, fmt.Errorf("-suites: %w", err)
@@ -138,6 +138,9 @@ func run(ctx context.Context, o *options) (bool, error) {
 			return false, fmt.Errorf("suite %s needs -rdma", s.name)
 		}
 		s.calm = s.calm && o.quick
+		if !o.quick {
+			s.brief = ""
+		}
 		s.timeout = max(8*time.Minute, o.timeout/3)
 		if strings.HasPrefix(s.command, "soak ") {
 			s.command += fmt.Sprintf(" -ops %d -for %v", o.soakOps, o.soakFor)

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,8 @@ type suite struct {
 	data    bool           // of a command: writes JSON to its standard output
 	asked   bool           // not run unless it is asked for
 	calm    bool           // -quick runs it with one preemption model only
+	long    bool           // -quick leaves it out
+	brief   string         // tests that -quick runs of it, where there are more
 	rdma    bool           // built with cgo; run only with -rdma
 	exit    map[string]int // of a command, by kernel: the exit status that is right, if not 0
 	args    []string
@@ -48,15 +51,15 @@ const notOnHosts = "^TestFaultsAreNoticed$/^notifier$|^TestGuards$/^compat-abi$|
 var suites = []suite{
 	{name: "check", command: "ummufeed check", exit: map[string]int{"5.10": 3}}, // unsupported: see noExitMmap
 	{name: "uring", calm: true, pkg: "./regcache/uring"},
-	{name: "truth", calm: true, pkg: "./internal/truth", skip: "/^(jemalloc|tcmalloc|mimalloc|direct)$", // who makes the calls is not the kernel's
+	{name: "truth", calm: true, brief: "^TestCacheWithFeed$/^libc$", pkg: "./internal/truth", skip: "/^(jemalloc|tcmalloc|mimalloc|direct)$", // who makes the calls is not the kernel's
 		since: "6.1", why: noSingleSlot},
-	{name: "feed", calm: true, pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"}, // they compile C
-	{name: "local", calm: true, pkg: "./feed/local", since: "6.1", why: noExitMmap},
-	{name: "inject", calm: true, pkg: "./internal/inject", since: "6.1", why: noTracepoint},
-	{name: "tracer", pkg: "./tracer", skip: "/^direct$", since: "6.1", why: noExitMmap},
+	{name: "feed", long: true, pkg: "./feed", args: []string{"-rapid.checks=20"}, skip: "^(TestForkKinds|TestInterestHashAsInC)$"}, // they compile C
+	{name: "local", calm: true, brief: "^Test(OtherProcess|Twins|NotifierMarker|ProbesNeedWitness|NotifierPageUnmapped)$", pkg: "./feed/local", since: "6.1", why: noExitMmap},
+	{name: "inject", calm: true, brief: "^TestEveryChange$", pkg: "./internal/inject", since: "6.1", why: noTracepoint},
+	{name: "tracer", calm: true, brief: "^Test(Truth|OwnerEnds|IdentityDuringExec|SettledEndsNothing|NoProbes|PollerCannotRead)$", pkg: "./tracer", skip: "/^direct$", since: "6.1", why: noExitMmap},
 	{name: "ummufeed", calm: true, pkg: "./cmd/ummufeed", only: "^Test(Notifier|Tier|SelfTestUsage)", // the other tests are about the command, not the kernel
 		since: "6.1", why: noExitMmap},
-	{name: "selftest", calm: true, pkg: "./internal/selftest", only: notOnHosts, since: "6.1", why: noExitMmap},
+	{name: "selftest", long: true, pkg: "./internal/selftest", only: notOnHosts, since: "6.1", why: noExitMmap},
 	{name: "selftest-syscall", tier: "syscall", command: "ummufeed check --self-test --tier syscall -o json", data: true,
 		since: "6.1", why: noExitMmap},
 	{name: "selftest-tracepoint", tier: "notifier/tracepoint", command: "ummufeed check --self-test --tier notifier/tracepoint -o json", data: true,
@@ -64,7 +67,7 @@ var suites = []suite{
 	{name: "selftest-probe", tier: "notifier/probe", command: "ummufeed check --self-test --tier notifier/probe -o json", data: true,
 		since: "6.1", why: noSingleSlot},
 	{name: "selftest-mm", tier: "mm", command: "ummufeed check --self-test --tier mm -o json", data: true, since: "6.1", why: noGather},
-	{name: "oracle", pkg: "./internal/oracle", only: "^Test(NothingUncovered|FoundBefore)$", since: "6.1", why: noExitMmap},
+	{name: "oracle", calm: true, brief: "^TestNothingUncovered$", pkg: "./internal/oracle", only: "^Test(NothingUncovered|FoundBefore)$", since: "6.1", why: noExitMmap},
 	{name: "coherence", tier: "syscall", pkg: "./test/coherence", skip: "^TestSameAddressAgain$", // as TestRaceSameThread, 10,000 times
 		args: []string{"-keep", "-rounds=100", "-changes=2000", "-load-changes=4000"}, since: "6.1", why: noExitMmap},
 	{name: "tracepoint", tier: "notifier/tracepoint", pkg: "./test/coherence", only: races,
@@ -74,17 +77,17 @@ var suites = []suite{
 		args: []string{"-tier=notifier/probe", "-keep", "-rounds=100", "-changes=2000", "-load-changes=4000"}},
 	// The same contract through the socket of the daemon: the truth table by a
 	// client that may do nothing, and the races.
-	{name: "contract-socket", tier: "syscall", pkg: "./internal/daemon", only: "^TestContract", args: []string{"-contract-tier=syscall"},
+	{name: "contract-socket", long: true, tier: "syscall", pkg: "./internal/daemon", only: "^TestContract", args: []string{"-contract-tier=syscall"},
 		since: "6.1", why: noExitMmap},
-	{name: "contract-socket-tracepoint", tier: "notifier/tracepoint", pkg: "./internal/daemon", only: "^TestContract$",
+	{name: "contract-socket-tracepoint", long: true, tier: "notifier/tracepoint", pkg: "./internal/daemon", only: "^TestContract$",
 		args: []string{"-contract-tier=notifier/tracepoint"}, since: "6.1", why: noExitMmap},
-	{name: "contract-socket-probe", tier: "notifier/probe", pkg: "./internal/daemon", only: "^TestContract$",
+	{name: "contract-socket-probe", long: true, tier: "notifier/probe", pkg: "./internal/daemon", only: "^TestContract$",
 		args: []string{"-contract-tier=notifier/probe"}, since: "6.1", why: noSingleSlot},
-	{name: "contract-socket-mm", tier: "mm", pkg: "./internal/daemon", only: "^TestContract$",
+	{name: "contract-socket-mm", long: true, tier: "mm", pkg: "./internal/daemon", only: "^TestContract$",
 		args: []string{"-contract-tier=mm"}, since: "6.1", why: noGather},
-	{name: "races-socket", tier: "syscall", pkg: "./test/coherence", only: races, skip: largeRing,
+	{name: "races-socket", long: true, tier: "syscall", pkg: "./test/coherence", only: races, skip: largeRing,
 		args: []string{"-daemon", "-rounds=100", "-changes=2000", "-load-changes=4000"}, since: "6.1", why: noExitMmap},
-	{name: "races-socket-tracepoint", tier: "notifier/tracepoint", pkg: "./test/coherence", only: races, skip: largeRing,
+	{name: "races-socket-tracepoint", long: true, tier: "notifier/tracepoint", pkg: "./test/coherence", only: races, skip: largeRing,
 		args:  []string{"-daemon", "-tier=notifier/tracepoint", "-rounds=100", "-changes=2000", "-load-changes=4000"},
 		since: "6.1", why: noTracepoint},
 	{name: "rdma", tier: "syscall", pkg: "./test/verbs", rdma: true, since: "6.1", why: noExitMmap},
@@ -120,7 +123,7 @@ func (s *suite) argv(pattern string) []string {
 		args = append(args, "-test.skip="+s.skip)
 	}
 	if pattern == "" {
-		pattern = s.only
+		pattern = cmp.Or(s.brief, s.only)
 	}
 	if pattern != "" {
 		args = append(args, "-test.run="+pattern)
