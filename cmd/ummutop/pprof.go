@@ -7,13 +7,12 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/ummu/ummu/internal/activity"
 	"github.com/ummu/ummu/internal/top"
 )
 
 // writeProfile writes the call sites for go tool pprof.
 func writeProfile(name string, d *data, s *top.State) error {
-	p, err := d.activity().Profile(activity.Names{Call: s.Calls.Name}, s.Meta.MonotonicZero)
+	p, err := d.activity().Profile(s.Meta.MonotonicZero)
 	if err != nil {
 		return err
 	}

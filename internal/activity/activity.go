@@ -12,7 +12,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ummu/ummu/internal/calls"
+	"github.com/ummu/ummu/internal/findings"
 	"github.com/ummu/ummu/internal/pairs"
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -46,8 +49,13 @@ type Options struct {
 	// MaxEvents bounds the single events kept for all processes together, and
 	// MaxRecent those of one process. 0: 32768 and 512.
 	MaxEvents, MaxRecent int
-	// MaxRegistrations bounds the live registrations. 0: 262144.
-	MaxRegistrations int
+	// MaxRegistrations bounds the live registrations that are followed, and
+	// MaxFindings the findings that are kept. 0: 262144 and 4096.
+	MaxRegistrations, MaxFindings int
+	// Calls names system calls; nil: those of this machine.
+	Calls *calls.Table
+	// Frames resolves the stacks of records; nil: there are none.
+	Frames func(stack uint32) []symbol.Frame
 }
 
 func (o Options) withDefaults() Options {
@@ -56,11 +64,14 @@ func (o Options) withDefaults() Options {
 		def int
 	}{
 		{&o.MaxProcesses, 16384}, {&o.MaxEnded, 256}, {&o.MaxSites, 8192},
-		{&o.MaxEvents, 32768}, {&o.MaxRecent, 512}, {&o.MaxRegistrations, 262144},
+		{&o.MaxEvents, 32768}, {&o.MaxRecent, 512}, {&o.MaxRegistrations, 262144}, {&o.MaxFindings, 4096},
 	} {
 		if *x.v == 0 {
 			*x.v = x.def
 		}
+	}
+	if o.Calls == nil {
+		o.Calls = calls.Host()
 	}
 	return o
 }
@@ -72,7 +83,7 @@ func (o Options) Validate() error {
 		v    int
 	}{
 		{"MaxProcesses", o.MaxProcesses}, {"MaxEnded", o.MaxEnded}, {"MaxSites", o.MaxSites},
-		{"MaxEvents", o.MaxEvents}, {"MaxRecent", o.MaxRecent}, {"MaxRegistrations", o.MaxRegistrations},
+		{"MaxEvents", o.MaxEvents}, {"MaxRecent", o.MaxRecent}, {"MaxRegistrations", o.MaxRegistrations}, {"MaxFindings", o.MaxFindings},
 	} {
 		if x.v < 0 {
 			return fmt.Errorf("%s %d is negative", x.name, x.v)
@@ -108,7 +119,7 @@ type Site struct {
 	PID   uint32
 	Call  mm.Call
 	Kind  mm.Kind
-	Stack uint64 // 0: not known
+	Stack uint32 // 0: not known
 }
 
 // SiteCount is what came from a site.
@@ -125,7 +136,7 @@ type Event struct {
 	Range, To mm.Range
 	Arg       [2]uint64
 	Ret       int64
-	Stack     uint64
+	Stack     uint32
 	TID       uint32
 	Call      mm.Call
 	Flags     mm.Flags
@@ -153,12 +164,14 @@ func (s State) String() string { return [...]string{"ok", "changed", "stale"}[s]
 // Registration is memory that a process has registered with a device.
 type Registration struct {
 	PID     uint32
-	Range   mm.Range
+	Range   mm.Range // exact in bytes
+	Device  mm.Registration
 	Since   time.Duration
-	Stack   uint64 // of who registered; 0: not known
+	Stack   uint32 // of who registered; 0: not known
 	State   State
 	Changes uint64 // that overlapped
-	Last    Event  // the last of them
+	Last    Event  // the last of them, if Changes is not 0
+	Finding int    // its number; 0: none
 }
 
 // Loss is a number of events that were lost by a time.
@@ -173,6 +186,7 @@ type Activity struct {
 
 	mu      sync.Mutex // guards what follows
 	joiner  *pairs.Joiner
+	engine  *findings.Engine
 	now     time.Duration // latest time seen
 	total   process
 	byPID   map[uint32]*process
@@ -180,14 +194,12 @@ type Activity struct {
 	sites   int        // told apart in all processes
 	others  Count      // of sites that were too many, or of forgotten processes
 	events  int        // kept in all processes
-	regs    int
 	hooks   [256]uint64
 	records uint64
 	own     uint64 // records of Options.Self
 	lost    uint64
 	losses  []Loss
 	gone    uint64 // processes that were forgotten
-	dropped uint64 // registrations that were too many
 }
 
 // process is what is known of one.
@@ -204,8 +216,7 @@ type process struct {
 	win         *window
 	recent      ring
 	sites       map[Site]*SiteCount
-	regs        []Registration
-	regBytes    uint64
+	findings    uint64
 }
 
 // maxLosses bounds the losses told apart; older ones become one.
@@ -220,6 +231,9 @@ func New(o Options) (*Activity, error) {
 	a := &Activity{o: o, now: o.Start, byPID: make(map[uint32]*process)}
 	a.total.win = new(window)
 	a.joiner = pairs.New(o.BeginsOnly, a.change)
+	a.engine = findings.New(findings.Options{
+		Calls: o.Calls, Frames: o.Frames, BeginsOnly: o.BeginsOnly, Keep: o.MaxFindings, MaxLive: o.MaxRegistrations, Found: a.found,
+	})
 	return a, nil
 }
 
@@ -235,15 +249,23 @@ func (a *Activity) add(r *mm.Record) {
 	if r.Kind == mm.Lost {
 		a.lose(r.Time, r.Lost)
 		a.joiner.Add(r)
+		a.engine.Add(r)
 		return
 	}
 	if r.PID == a.o.Self && r.PID != 0 {
 		a.own++
 		return
 	}
+	if a.o.Select != nil && a.process(r.PID, r.Comm, r.Time).skip {
+		if r.Kind == mm.Exit && r.Flags&mm.LastTask != 0 {
+			delete(a.byPID, r.PID)
+		}
+		return
+	}
 	a.records++
 	a.hooks[r.Hook]++
 	a.joiner.Add(r) // its error is change's, which has none
+	a.engine.Add(r)
 }
 
 // Finish takes the end of the records: changes that are still open count too.
@@ -251,6 +273,7 @@ func (a *Activity) Finish() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.joiner.End()
+	a.engine.End()
 }
 
 // Advance tells the time where there may be no records.
@@ -323,8 +346,6 @@ func (a *Activity) forget(p *process) {
 	delete(a.byPID, p.pid)
 	a.gone++
 	a.events -= p.recent.release()
-	a.regs -= len(p.regs)
-	p.regs = nil
 	for _, s := range p.sites {
 		a.others.add(s.Count)
 	}
@@ -339,7 +360,6 @@ func (a *Activity) end(p *process, at time.Duration) {
 	}
 	p.ended = max(at, 1)
 	p.lost = a.lost - p.lostBefore
-	a.deregisterAll(p)
 	a.ended = append(a.ended, p)
 	for len(a.ended) > a.o.MaxEnded {
 		a.forget(a.ended[0])
@@ -359,23 +379,13 @@ func (a *Activity) change(c *pairs.Change) error {
 	}
 	p := a.process(r.PID, r.Comm, r.Time)
 	p.last = max(p.last, r.Time)
-	if p.skip {
-		if r.Kind == mm.Exit && r.Flags&mm.LastTask != 0 {
-			delete(a.byPID, p.pid)
-		}
-		return nil
-	}
 	switch {
 	case r.Kind.IsChange():
 		a.count(p, c)
 	case r.Kind == mm.Map:
 		p.maps++
-	case r.Kind == mm.Register:
-		a.register(p, c)
-	case r.Kind == mm.Deregister:
-		a.deregister(p, c)
-	case r.Kind == mm.Exec:
-		a.deregisterAll(p) // with its old address space
+	case r.Kind == mm.Register || r.Kind == mm.Deregister:
+		a.remember(p, c)
 	case r.Kind == mm.Exit && r.Flags&mm.LastTask != 0:
 		a.end(p, r.Time)
 	}
@@ -413,11 +423,8 @@ func (a *Activity) count(p *process, c *pairs.Change) {
 	}
 	p.win.add(r.Time, i, n.Bytes)
 	a.total.win.add(r.Time, i, n.Bytes)
-	a.site(p, Site{PID: r.PID, Call: r.Call, Kind: r.Kind, Stack: stackOf(r)}, n, r.Time)
+	a.site(p, Site{PID: r.PID, Call: r.Call, Kind: r.Kind, Stack: r.Stack}, n, r.Time)
 	a.remember(p, c)
-	if len(p.regs) > 0 {
-		a.overlap(p, c)
-	}
 }
 
 func (a *Activity) site(p *process, s Site, n Count, at time.Duration) {
@@ -443,61 +450,21 @@ func (a *Activity) remember(p *process, c *pairs.Change) {
 	slot, grown := p.recent.next(a.o.MaxRecent, a.o.MaxEvents-a.events)
 	a.events += grown
 	if slot != nil {
-		fill(slot, c)
+		fill(slot, &c.Record, c.Open)
 	}
 }
 
-func fill(e *Event, c *pairs.Change) {
+func fill(e *Event, r *mm.Record, open bool) {
 	*e = Event{
-		Time: c.Time, Range: c.Range, To: c.To, Arg: c.Arg, Ret: c.Ret, Stack: stackOf(&c.Record), TID: c.TID,
-		Call: c.Call, Flags: c.Flags, Kind: c.Kind, Hook: c.Hook, Open: c.Open,
+		Time: r.Time, Range: r.Range, To: r.To, Arg: r.Arg, Ret: r.Ret, Stack: r.Stack, TID: r.TID,
+		Call: r.Call, Flags: r.Flags, Kind: r.Kind, Hook: r.Hook, Open: open,
 	}
 }
 
-// stackOf is the stack of a record; 0: it has none.
-func stackOf(*mm.Record) uint64 { return 0 }
-
-func (a *Activity) register(p *process, c *pairs.Change) {
-	a.remember(p, c)
-	if a.regs >= a.o.MaxRegistrations {
-		a.dropped++
-		return
+// found takes a finding of the engine.
+func (a *Activity) found(f *findings.Finding) {
+	if p := a.byPID[f.Registration.PID]; p != nil {
+		p.findings++
 	}
-	a.regs++
-	p.regs = append(p.regs, Registration{PID: p.pid, Range: c.Range, Since: c.Time, Stack: stackOf(&c.Record)})
-	p.regBytes += c.Range.Len()
-}
-
-func (a *Activity) deregister(p *process, c *pairs.Change) {
-	a.remember(p, c)
-	for i := range p.regs {
-		if p.regs[i].Range == c.Range {
-			p.regBytes -= c.Range.Len()
-			p.regs = append(p.regs[:i], p.regs[i+1:]...)
-			a.regs--
-			return
-		}
-	}
-}
-
-func (a *Activity) deregisterAll(p *process) {
-	a.regs -= len(p.regs)
-	p.regs, p.regBytes = nil, 0
-}
-
-// overlap marks the registrations that a change touched.
-func (a *Activity) overlap(p *process, c *pairs.Change) {
-	for i := range p.regs {
-		g := &p.regs[i]
-		if !c.Touches(g.Range) {
-			continue
-		}
-		g.Changes++
-		fill(&g.Last, c)
-		s := Stale
-		if c.Kind == mm.Protect {
-			s = Changed
-		}
-		g.State = max(g.State, s)
-	}
+	a.total.findings++
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/ummu/ummu/internal/findings"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -25,8 +26,11 @@ type Snapshot struct {
 	Lost          uint64
 	Losses        []Loss // oldest first
 	Forgotten     uint64 // processes that are only in Total
-	// Unregistered is how many registrations were too many to follow.
-	Unregistered uint64
+	// Findings are the stale registrations, oldest first, those that have
+	// ended since too; only the latest if there are many.
+	Findings []findings.Finding
+	// Unfound says why findings may be missing; empty: none is.
+	Unfound string
 }
 
 // Process is what one process did.
@@ -40,7 +44,8 @@ type Process struct {
 	Maps        uint64 // new mappings
 	MRs         int    // live registrations
 	MRBytes     uint64
-	Stale       int    // registrations that are stale
+	Stale       int    // of them
+	Findings    uint64 // registrations that went stale, those that have ended too
 	Lost        uint64 // events that were lost while it lived
 }
 
@@ -60,6 +65,7 @@ type Query struct {
 	Window        time.Duration // of the rates; 0: the first of Windows
 	PID           uint32        // of Detail; 0: none
 	Registrations bool
+	Findings      bool
 }
 
 // Snapshot returns what was counted so far.
@@ -71,37 +77,98 @@ func (a *Activity) Snapshot(q Query) *Snapshot {
 	defer a.mu.Unlock()
 	s := &Snapshot{
 		Start: a.o.Start, Now: a.now, Hooks: a.hooks, Records: a.records, Own: a.own, Lost: a.lost,
-		Losses: slices.Clone(a.losses), Forgotten: a.gone, Unregistered: a.dropped,
+		Losses: slices.Clone(a.losses), Forgotten: a.gone, Unfound: a.engine.Incomplete(),
 		Processes: make([]Process, 0, len(a.byPID)),
 	}
+	live := make(map[uint32]*registered)
+	var detailed []Registration
+	a.engine.Live(func(l *findings.Live) {
+		r := registrationOf(l)
+		x := live[r.PID]
+		if x == nil {
+			x = new(registered)
+			live[r.PID] = x
+		}
+		x.add(&r)
+		if q.Registrations {
+			s.Registrations = append(s.Registrations, r)
+		}
+		if r.PID == q.PID {
+			detailed = append(detailed, r)
+		}
+	})
 	s.Total = a.shown(&a.total, q.Window)
-	s.Total.MRs, s.Total.MRBytes, s.Total.Lost = a.regs, 0, a.lost
+	s.Total.Lost = a.lost
 	for _, p := range a.byPID {
 		if p.skip {
 			continue
 		}
 		x := a.shown(p, q.Window)
-		s.Total.MRBytes += x.MRBytes
-		s.Total.Stale += x.Stale
-		s.Processes = append(s.Processes, x)
-		if q.Registrations {
-			s.Registrations = append(s.Registrations, p.regs...)
+		if l := live[p.pid]; l != nil {
+			x.MRs, x.MRBytes, x.Stale = l.n, l.bytes, l.stale
 		}
+		s.Processes = append(s.Processes, x)
+	}
+	for _, l := range live {
+		s.Total.MRs += l.n
+		s.Total.MRBytes += l.bytes
+		s.Total.Stale += l.stale
 	}
 	slices.SortFunc(s.Processes, func(x, y Process) int { return cmp.Compare(x.PID, y.PID) })
-	slices.SortFunc(s.Registrations, func(x, y Registration) int {
-		return cmp.Or(cmp.Compare(x.PID, y.PID), cmp.Compare(x.Range.Start, y.Range.Start), cmp.Compare(x.Since, y.Since))
-	})
+	sortRegistrations(s.Registrations)
+	if q.Findings {
+		for _, f := range a.engine.Findings() {
+			s.Findings = append(s.Findings, *f)
+		}
+	}
 	if p := a.byPID[q.PID]; p != nil && q.PID != 0 {
 		s.Detail = a.detail(p, q.Window)
+		s.Detail.Registrations = detailed
+		sortRegistrations(detailed)
+		if l := live[p.pid]; l != nil {
+			s.Detail.MRs, s.Detail.MRBytes, s.Detail.Stale = l.n, l.bytes, l.stale
+		}
 	}
 	return s
+}
+
+// registered is what one process has registered.
+type registered struct {
+	n, stale int
+	bytes    uint64
+}
+
+func (x *registered) add(r *Registration) {
+	x.n++
+	x.bytes += r.Range.Len()
+	if r.State == Stale {
+		x.stale++
+	}
+}
+
+func registrationOf(l *findings.Live) Registration {
+	g := &l.Registration
+	r := Registration{PID: g.PID, Range: g.Range, Device: g.Registration, Since: l.Since, Stack: g.Stack, Changes: l.Changes}
+	if l.Changes > 0 {
+		r.State = Changed
+		fill(&r.Last, &l.Last, false)
+	}
+	if l.Finding != nil {
+		r.State, r.Finding = Stale, l.Finding.ID
+	}
+	return r
+}
+
+func sortRegistrations(rs []Registration) {
+	slices.SortFunc(rs, func(x, y Registration) int {
+		return cmp.Or(cmp.Compare(x.PID, y.PID), cmp.Compare(x.Range.Start, y.Range.Start), cmp.Compare(x.Since, y.Since))
+	})
 }
 
 func (a *Activity) shown(p *process, over time.Duration) Process {
 	x := Process{
 		PID: p.pid, Comm: p.comm.String(), First: p.first, Last: p.last, Ended: p.ended, Counts: p.counts, Maps: p.maps,
-		MRs: len(p.regs), MRBytes: p.regBytes, Lost: p.lost,
+		Findings: p.findings, Lost: p.lost,
 	}
 	if p.win != nil && a.now-p.last <= (kept+1)*time.Second || p == &a.total {
 		x.Rate = p.win.rate(a.o.Start, a.now, over)
@@ -111,25 +178,17 @@ func (a *Activity) shown(p *process, over time.Duration) Process {
 	if p.ended == 0 {
 		x.Lost = a.lost - p.lostBefore
 	}
-	for i := range p.regs {
-		if p.regs[i].State == Stale {
-			x.Stale++
-		}
-	}
 	return x
 }
 
 func (a *Activity) detail(p *process, over time.Duration) *Detail {
 	d := &Detail{
-		Process: a.shown(p, over), Events: p.recent.newest(), Registrations: slices.Clone(p.regs),
-		Series: p.win.series(a.now, 60), Oldest: p.first,
+		Process: a.shown(p, over), Events: p.recent.newest(), Series: p.win.series(a.now, 60),
+		Oldest: p.first,
 	}
 	if n := len(d.Events); n > 0 && uint64(n) < p.told() {
 		d.Oldest = d.Events[n-1].Time
 	}
-	slices.SortFunc(d.Registrations, func(x, y Registration) int {
-		return cmp.Or(cmp.Compare(x.Range.Start, y.Range.Start), cmp.Compare(x.Since, y.Since))
-	})
 	for _, x := range p.sites {
 		d.Sites = append(d.Sites, *x)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/ummu/ummu/internal/calls"
 	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/internal/top"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/tracer"
@@ -73,6 +74,7 @@ func NewReplay(name string, open func() (io.ReadCloser, error), o activity.Optio
 	if start := p.meta.Start.Sub(p.meta.MonotonicZero); start < p.from && p.from-start < time.Hour {
 		p.from = start
 	}
+	p.o.Calls = p.calls
 	p.o.Start, p.o.BeginsOnly = p.from, pairs.BeginsOnly(p.meta.Tier)
 	p.at = p.from
 	return p, p.rewind()
@@ -91,6 +93,7 @@ func (p *Replay) rewind() error {
 	if err != nil {
 		return errors.Join(fmt.Errorf("read recording: %w", err), f.Close())
 	}
+	p.o.Frames = rd.Frames
 	a, err := activity.New(p.o)
 	if err != nil {
 		return errors.Join(err, f.Close())
@@ -140,6 +143,7 @@ func (p *Replay) State(ctx context.Context, q top.Query) (*top.State, error) {
 		Position: &top.Position{At: p.at, From: p.from, To: p.to},
 		Missing:  []string{"control groups, runs and time of hooks: recordings have none"},
 	}
+	s.Frames = frames(s, p.reader.Frames)
 	if p.at == p.to {
 		s.Ended = "end"
 	}
@@ -175,4 +179,15 @@ func (p *Replay) advance(ctx context.Context, at time.Duration) error {
 	p.at = at
 	p.activity.Advance(at)
 	return nil
+}
+
+// frames resolves the stacks that a state shows.
+func frames(s *top.State, of func(uint32) []symbol.Frame) map[uint32][]symbol.Frame {
+	out := make(map[uint32][]symbol.Frame)
+	for _, id := range s.Stacks() {
+		if out[id] == nil {
+			out[id] = of(id)
+		}
+	}
+	return out
 }

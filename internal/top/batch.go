@@ -10,6 +10,7 @@ import (
 
 	"github.com/ummu/ummu/internal/activity"
 	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/findings"
 )
 
 // Formats are those of [Print].
@@ -35,13 +36,13 @@ func Print(w io.Writer, s *State, format, view string, l *time.Location) error {
 	badge, _ := m.badge()
 	text := fmt.Sprintf("%s [%s]\n%s\n", m.headline(), badge, m.totals())
 	switch m.tab {
-	case processes:
+	case onProcesses:
 		text += m.procs.print()
-	case registrations:
+	case onRegistrations:
 		text += m.regs.print()
-	case findings:
+	case onFindings:
 		text += m.finds.print()
-	case hooks:
+	case onHooks:
 		text += m.hookt.print()
 		m.height = 1 << 10
 		for _, x := range m.hookLines() {
@@ -49,7 +50,7 @@ func Print(w io.Writer, s *State, format, view string, l *time.Location) error {
 		}
 	}
 	for _, x := range s.Missing {
-		if m.tab != hooks {
+		if m.tab != onHooks {
 			text += "missing: " + x + "\n"
 		}
 	}
@@ -97,6 +98,7 @@ type (
 		MRs     int               `json:"mrs"`
 		MRBytes uint64            `json:"mr_bytes"`
 		Stale   int               `json:"stale"`
+		Found   uint64            `json:"findings"`
 		Lost    uint64            `json:"lost"`
 	}
 	registrationLine struct {
@@ -109,6 +111,25 @@ type (
 		Last    *time.Time `json:"last_change,omitempty"`
 		Kind    string     `json:"last_kind,omitempty"`
 		Call    string     `json:"last_call,omitempty"`
+	}
+	findingLine struct {
+		ID         int       `json:"id"`
+		Class      string    `json:"class"`
+		Certain    bool      `json:"certain"`
+		Why        string    `json:"why,omitempty"`
+		PID        uint32    `json:"pid"`
+		Comm       string    `json:"comm"`
+		Start      string    `json:"start"` // of what is stale
+		End        string    `json:"end"`
+		Registered time.Time `json:"registered"`
+		Changed    time.Time `json:"changed"`
+		Kind       string    `json:"kind"`
+		Call       string    `json:"call"`
+		Repeats    int       `json:"repeats"`
+		Reused     bool      `json:"reused"`
+		Ended      string    `json:"ended"`
+		By         []string  `json:"registered_by"` // stacks, innermost first
+		ChangedBy  []string  `json:"changed_by"`
 	}
 	hookLine struct {
 		Name     string `json:"hook"`
@@ -158,8 +179,9 @@ func (m *Model) printLines(w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	printRegistrations := func(rows []activity.Registration) error {
-		for _, r := range rows {
+	switch m.tab {
+	case onRegistrations:
+		for _, r := range m.regs.rows {
 			x := registrationLine{PID: r.PID, Start: r.Range.Start.String(), End: r.Range.End.String(), Since: wall(r.Since), State: r.State.String(), Changes: r.Changes}
 			if r.Changes > 0 {
 				x.Last, x.Kind, x.Call = at(r.Last.Time), r.Last.Kind.String(), m.around.call(&r.Last)
@@ -168,25 +190,24 @@ func (m *Model) printLines(w io.Writer) error {
 				return err
 			}
 		}
-		return nil
-	}
-	switch m.tab {
-	case processes:
+	case onFindings:
+		for i := range m.finds.rows {
+			if err := line("finding", m.findingLine(&m.finds.rows[i])); err != nil {
+				return err
+			}
+		}
+	case onProcesses:
 		for _, p := range m.procs.rows {
 			err := line("process", processLine{
 				PID: p.PID, Comm: command.Printable(p.Comm), Group: p.Group, Tier: p.Tier, First: wall(p.First), Ended: at(p.Ended),
 				Changes: countLines(&p.Counts, &p.Rate), Rate: p.Rate.Sum(), Bytes: p.Rate.Bytes, Maps: p.Maps,
-				MRs: p.MRs, MRBytes: p.MRBytes, Stale: p.Stale, Lost: p.Lost,
+				MRs: p.MRs, MRBytes: p.MRBytes, Stale: p.Stale, Found: p.Findings, Lost: p.Lost,
 			})
 			if err != nil {
 				return err
 			}
 		}
-	case registrations:
-		return printRegistrations(m.regs.rows)
-	case findings:
-		return printRegistrations(m.finds.rows)
-	case hooks:
+	case onHooks:
 		for _, h := range m.hookt.rows {
 			x := hookLine{Name: h.Name, Sees: h.Sees, Attached: h.Attached, Records: h.Records, Runs: h.Runs, TimeNS: h.Time.Nanoseconds(), Skipped: h.Skipped}
 			if h.Err != nil {
@@ -198,4 +219,21 @@ func (m *Model) printLines(w io.Writer) error {
 		}
 	}
 	return nil
+}
+
+func (m *Model) findingLine(f *findings.Finding) findingLine {
+	wall := func(t time.Duration) time.Time { return m.state.Wall(t, time.UTC) }
+	stack := func(id uint32) []string {
+		out := []string{}
+		for _, x := range m.state.Frames[id] {
+			out = append(out, command.Printable(x.String()))
+		}
+		return out
+	}
+	return findingLine{
+		ID: f.ID, Class: f.Class.String(), Certain: f.Certain, Why: f.Why, PID: f.Registration.PID, Comm: command.Printable(f.Registration.Comm.String()),
+		Start: f.Stale.Start.String(), End: f.Stale.End.String(), Registered: wall(f.Registration.Time), Changed: wall(f.Change.Time),
+		Kind: f.Change.Kind.String(), Call: m.state.Calls.Name(f.Change.Call), Repeats: f.Repeats, Reused: f.Reused, Ended: f.Ended.String(),
+		By: stack(f.Registration.Stack), ChangedBy: stack(f.Change.Stack),
+	}
 }

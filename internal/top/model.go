@@ -15,6 +15,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 
 	"github.com/ummu/ummu/internal/activity"
+	"github.com/ummu/ummu/internal/findings"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -39,13 +40,14 @@ type Options struct {
 type screen int
 
 const (
-	processes screen = iota
-	registrations
-	findings
-	hooks
+	onProcesses screen = iota
+	onRegistrations
+	onFindings
+	onHooks
 	numTabs
-	process = iota - 1 // of one process, opened from a tab
-	story              // of one address
+	onProcess = iota - 1 // of one process, opened from a tab
+	onStory              // of one address
+	onFinding            // one of them
 )
 
 // ViewNames are the views that tab goes through.
@@ -82,7 +84,7 @@ type Model struct {
 	around *surroundings
 	procs  *table[Process]
 	regs   *table[activity.Registration]
-	finds  *table[activity.Registration]
+	finds  *table[findings.Finding]
 	hookt  *table[Hook]
 	events *table[activity.Event]
 }
@@ -120,7 +122,7 @@ func New(s Source, o Options) Model {
 	}
 	if o.PID != 0 {
 		m.pid = o.PID
-		m.above = []screen{process}
+		m.above = []screen{onProcess}
 	}
 	m.input = textinput.New()
 	m.input.SetVirtualCursor(false)
@@ -129,8 +131,8 @@ func New(s Source, o Options) Model {
 	}
 	m.around = &surroundings{location: o.Location}
 	m.procs = processTable()
-	m.regs = registrationTable(m.around, false)
-	m.finds = registrationTable(m.around, true)
+	m.regs = registrationTable(m.around)
+	m.finds = findingTable(m.around)
 	m.hookt = hookTable()
 	m.events = eventTable(m.around)
 	return m
@@ -168,11 +170,13 @@ func (m *Model) later() tea.Cmd {
 func (m *Model) query() Query {
 	q := Query{Query: activity.Query{Window: activity.Windows[m.window]}, At: m.at}
 	switch m.top() {
-	case process, story:
+	case onProcess, onStory:
 		q.PID = m.pid
-	case registrations, findings:
+	case onRegistrations:
 		q.Registrations = true
-	case hooks:
+	case onFindings, onFinding:
+		q.Findings = true
+	case onHooks:
 		q.Hooks = true
 	}
 	return q
@@ -189,15 +193,15 @@ func (m *Model) top() screen {
 // list is the table that the keys move in; nil: none.
 func (m *Model) list() lister {
 	switch m.top() {
-	case processes:
+	case onProcesses:
 		return m.procs
-	case registrations:
+	case onRegistrations:
 		return m.regs
-	case findings:
+	case onFindings:
 		return m.finds
-	case hooks:
+	case onHooks:
 		return m.hookt
-	case process:
+	case onProcess:
 		return m.events
 	}
 	return nil
@@ -276,9 +280,10 @@ func (m *Model) fill() {
 	m.around.state = s
 	m.procs.set(s.lines())
 	switch m.top() {
-	case registrations, findings:
+	case onRegistrations:
 		m.regs.set(s.Registrations)
-		m.finds.set(stale(s.Registrations))
+	case onFindings, onFinding:
+		m.finds.set(s.Findings)
 	}
 	m.hookt.set(s.Hooks)
 	if s.Detail != nil && s.Detail.PID == m.pid {
@@ -398,23 +403,34 @@ func (m *Model) turnTo(t screen) tea.Cmd {
 // open opens what the cursor is on.
 func (m *Model) open() tea.Cmd {
 	switch m.top() {
-	case processes:
+	case onProcesses:
 		p, ok := m.procs.current()
 		if !ok {
 			return nil
 		}
 		return m.show(p.PID)
-	case registrations:
+	case onRegistrations:
 		return m.tell(m.regs.current())
-	case findings:
-		return m.tell(m.finds.current())
-	case process:
+	case onFindings:
+		if _, ok := m.finds.current(); ok {
+			m.above = append(m.above, onFinding)
+		}
+		return m.want()
+	case onFinding:
+		f, ok := m.finds.current()
+		if !ok {
+			return nil
+		}
+		m.pid, m.addr = f.Registration.PID, f.Stale.Start
+		m.above = append(m.above, onStory)
+		return m.want()
+	case onProcess:
 		e, ok := m.events.current()
 		if !ok {
 			return nil
 		}
 		m.addr = e.Range.Start
-		m.above = append(m.above, story)
+		m.above = append(m.above, onStory)
 		return m.want()
 	}
 	return nil
@@ -426,7 +442,7 @@ func (m *Model) show(pid uint32) tea.Cmd {
 		m.events.home()
 		m.events.set(nil)
 	}
-	m.above = append(m.above, process)
+	m.above = append(m.above, onProcess)
 	return m.want()
 }
 
@@ -438,7 +454,7 @@ func (m *Model) tell(r activity.Registration, ok bool) tea.Cmd {
 	if r.Changes > 0 {
 		m.addr = max(r.Range.Start, r.Last.Range.Start)
 	}
-	m.above = append(m.above, story)
+	m.above = append(m.above, onStory)
 	return m.want()
 }
 
@@ -486,19 +502,19 @@ func (m *Model) askAddress() tea.Cmd {
 // selectedPID is the process that the present view is about.
 func (m *Model) selectedPID() uint32 {
 	switch m.top() {
-	case processes:
+	case onProcesses:
 		if p, ok := m.procs.current(); ok {
 			return p.PID
 		}
-	case registrations:
+	case onRegistrations:
 		if r, ok := m.regs.current(); ok {
 			return r.PID
 		}
-	case findings:
-		if r, ok := m.finds.current(); ok {
-			return r.PID
+	case onFindings, onFinding:
+		if f, ok := m.finds.current(); ok {
+			return f.Registration.PID
 		}
-	case process, story:
+	case onProcess, onStory:
 		return m.pid
 	}
 	return 0
@@ -543,8 +559,8 @@ func (m *Model) answered() tea.Cmd {
 		return nil
 	}
 	m.pid, m.addr = m.selectedPID(), mm.Addr(n)
-	if m.top() != story {
-		m.above = append(m.above, story)
+	if m.top() != onStory {
+		m.above = append(m.above, onStory)
 	}
 	return m.want()
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/ummu/ummu/internal/activity"
 	"github.com/ummu/ummu/internal/calls"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/internal/top"
 	"github.com/ummu/ummu/internal/top/screens"
 	"github.com/ummu/ummu/mm"
@@ -45,6 +46,10 @@ func (f *fake) State(_ context.Context, q top.Query) (*top.State, error) {
 		Snapshot: f.a.Snapshot(q.Query), Calls: table, What: "test",
 		Meta: &recording.Meta{Tier: "syscall", Host: "h", Kernel: "6.1", MonotonicZero: time.Date(2026, 1, 1, 10, 0, 0, 0, time.UTC)},
 	}
+	s.Frames = map[uint32][]symbol.Frame{
+		1: {{Func: "ibv_reg_mr", Module: "libibverbs.so.1"}, {Func: "open_queue", File: "app.c", Line: 40}},
+		2: {{Func: "munmap", Module: "libc.so.6"}, {Func: "free_buffer", File: "app.c", Line: 12}, {Func: "main", File: "app.c", Line: 99}},
+	}
 	if f.change != nil {
 		f.change(s)
 	}
@@ -56,6 +61,12 @@ func rng(from, to mm.Addr) mm.Range { return mm.Range{Start: from, End: to} }
 func record(at time.Duration, pid uint32, comm string, k mm.Kind, r mm.Range) *mm.Record {
 	x := &mm.Record{Time: at, PID: pid, TID: pid, Kind: k, Phase: mm.PhaseEnd, Range: r, Call: mm.Call{NR: 11}}
 	copy(x.Comm[:], comm)
+	if k == mm.Register {
+		x.Call, x.Stack = mm.Call{ABI: mm.ABINone}, 1
+		x.Registration = mm.Registration{Device: 1, Handle: uint64(r.Start), By: mm.ByVerbs}
+	} else {
+		x.Stack = 2
+	}
 	return x
 }
 
@@ -133,17 +144,21 @@ func TestKeys(t *testing.T) {
 		{"filter given up", keys("/", chars("bet"), "esc"), []string{"30 gamma", "20 beta"}, nil},
 		{"filter lifted", keys("/", chars("bet"), "enter", "esc"), []string{"30 gamma", "10 alpha"}, nil},
 		{"no match", keys("/", chars("zz"), "enter"), []string{`none of 3 match "zz"`}, []string{"gamma"}},
-		{"open a process", keys("enter"), []string{"> process 30", "process 30 gamma, seen since 10:00:00", "unmap 3", "MEMORY", "TOP CALL SITES", "munmap", "10:00:01.000 unmap"}, nil},
+		{"open a process", keys("enter"), []string{"> process 30", "process 30 gamma, seen since 10:00:00", "unmap 3", "MEMORY", "TOP CALL SITES", "munmap < free_buffer (app.c:12) < main (app.c:99)", "10:00:01.000 unmap"}, nil},
 		{"open another", keys("down", "enter"), []string{"process 20 beta"}, nil},
 		{"back", keys("enter", "esc"), []string{"[processes]", "30 gamma", "10 alpha"}, []string{"> process"}},
-		{"explain what is under the cursor", keys("enter", "enter"), []string{"> process 30 > 0x8000", "address 0x8000", "registered 7000-9000 (8K) since 10:00:00.500: stale", "unmap", "8000-a000", "munmap() = 0"}, nil},
+		{"explain what is under the cursor", keys("enter", "enter"), []string{"> process 30 > 0x8000", "address 0x8000", "registered 7000-9000 (8K) since 10:00:00.500: stale", "unmap", "8000-a000", "munmap() = 0 < free_buffer (app.c:12)"}, nil},
 		{"explain an address", keys("e", chars("0x7100"), "enter"), []string{"address 0x7100 of process 30", "stale", "10:00:00.500 register"}, []string{"unmap    8000"}},
 		{"explain nonsense", keys("e", chars("xyz"), "enter"), []string{"[processes]", `"xyz" is not a hexadecimal address`}, nil},
 		{"explain given up", keys("e", chars("12"), "esc"), []string{"[processes]", "30 gamma"}, []string{"address"}},
 		{"back twice", keys("enter", "enter", "esc", "esc"), []string{"[processes]", "30 gamma"}, []string{"> process"}},
-		{"tab", keys("tab"), []string{"[registrations]", "STATE", "7000-9000", "8K", "stale", "10:00:01.000", "100000-200000", "1M", "ok", "registrations by size", "to 64K", "1"}, nil},
-		{"findings", keys("tab", "tab"), []string{"[findings]", "7000-9000"}, []string{"100000-200000"}},
-		{"a finding opens its story", keys("tab", "tab", "enter"), []string{"address 0x8000 of process 30", "stale", "munmap"}, nil},
+		{"tab", keys("tab"), []string{"[registrations]", "STATE", "7000-9000", "8K", "stale", "10:00:01.000", "100000-200000", "1M", "ok", "registrations by size", "to 64K", "1", "to 1M"}, nil},
+		{"findings", keys("tab", "tab"), []string{"[findings]", "10:00:01.000", "30 gamma", "freed-while-registered", "8000-9000", "4K"}, []string{"100000-200000"}},
+		{"a finding has both stacks", keys("tab", "tab", "enter"), []string{"> finding 1", "freed-while-registered: process 30 gamma", "8000-9000 (4K) leads elsewhere, beyond doubt",
+			"still registered, 1s after the change; 2 more changes", "registered 7000-9000 (8K) with verbs at 10:00:00.500", "ibv_reg_mr", "open_queue (app.c:40)",
+			"changed: unmap of 8000-a000 by munmap at 10:00:01.000", "free_buffer (app.c:12)", "main (app.c:99)"}, nil},
+		{"and a story", keys("tab", "tab", "enter", "enter"), []string{"> process 30 > 0x8000", "registered 7000-9000", "stale"}, nil},
+		{"back from both", keys("tab", "tab", "enter", "enter", "esc", "esc"), []string{"[findings]", "freed-while-registered"}, []string{"> "}},
 		{"hooks", keys("tab", "tab", "tab"), []string{"[hooks]", "HOOK", "tier syscall"}, nil},
 		{"around", keys("tab", "tab", "tab", "tab"), []string{"[processes]"}, nil},
 		{"the other way", keys("shift+tab"), []string{"[hooks]"}, nil},
@@ -245,6 +260,7 @@ func TestQueries(t *testing.T) {
 		{"window", keys("w"), top.Query{Query: activity.Query{Window: 10 * sec}}},
 		{"process", keys("enter"), top.Query{Query: activity.Query{Window: sec, PID: 30}}},
 		{"registrations", keys("tab"), top.Query{Query: activity.Query{Window: sec, Registrations: true}}},
+		{"findings", keys("tab", "tab"), top.Query{Query: activity.Query{Window: sec, Findings: true}}},
 		{"hooks", keys("shift+tab"), top.Query{Query: activity.Query{Window: sec}, Hooks: true}},
 		{"left the hooks", keys("shift+tab", "tab"), top.Query{Query: activity.Query{Window: sec}}},
 	} {

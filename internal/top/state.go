@@ -14,6 +14,7 @@ import (
 	"github.com/ummu/ummu/internal/calls"
 	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/symbol"
 )
 
 // Source answers queries, one at a time.
@@ -39,6 +40,8 @@ type State struct {
 	What  string          // what is watched, in words
 	// Groups are control groups or containers, by process, where known.
 	Groups map[uint32]string
+	// Frames are the stacks of what is shown, by mm.Record.Stack.
+	Frames map[uint32][]symbol.Frame
 	Hooks  []Hook
 	Stages []Stage
 	// Missing says what this source cannot show, and what would.
@@ -87,4 +90,29 @@ func (s *State) lines() []Process {
 		out[i] = Process{s.Processes[i], s.Groups[s.Processes[i].PID], s.Meta.Tier}
 	}
 	return out
+}
+
+// Stacks are the numbers of the stacks that a state shows.
+func (s *State) Stacks() (ids []uint32) {
+	add := func(id uint32) {
+		if id != 0 {
+			ids = append(ids, id)
+		}
+	}
+	for i := range s.Findings {
+		add(s.Findings[i].Registration.Stack)
+		add(s.Findings[i].Change.Stack)
+	}
+	if s.Detail != nil {
+		for i := range s.Detail.Sites {
+			add(s.Detail.Sites[i].Stack)
+		}
+		for i := range s.Detail.Events {
+			add(s.Detail.Events[i].Stack)
+		}
+		for i := range s.Detail.Registrations {
+			add(s.Detail.Registrations[i].Stack)
+		}
+	}
+	return ids
 }

@@ -35,7 +35,7 @@ func (m *Model) tall() bool { return m.height >= 12 }
 // layout keeps cursors in sight.
 func (m *Model) layout() {
 	h := m.body()
-	if m.top() == process {
+	if m.top() == onProcess {
 		m.events.scroll(m.eventLines(h))
 		return
 	}
@@ -47,9 +47,9 @@ func (m *Model) layout() {
 // extraLines is what a view has besides its table.
 func (m *Model) extraLines() int {
 	switch m.top() {
-	case registrations:
+	case onRegistrations:
 		return len(m.histogram())
-	case hooks:
+	case onHooks:
 		return len(m.hookLines())
 	}
 	return 0
@@ -114,18 +114,24 @@ func (m *Model) exactly(lines []string, n int) []string {
 
 func (m *Model) content(h int) []string {
 	switch m.top() {
-	case processes:
+	case onProcesses:
 		return m.orEmpty(m.procs, h, "no process has changed its memory yet")
-	case registrations:
+	case onRegistrations:
 		extra := m.histogram()
 		return append(m.orEmpty(m.regs, h-len(extra), "no registrations were seen"), extra...)
-	case findings:
-		return m.orEmpty(m.finds, h, "no registration is stale")
-	case hooks:
+	case onFindings:
+		sentence := "no registration went stale"
+		if m.state.Unfound != "" {
+			sentence += ", as far as is known: " + m.state.Unfound
+		}
+		return m.orEmpty(m.finds, h, sentence)
+	case onHooks:
 		extra := m.hookLines()
 		return append(m.exactly(m.hookt.view(m.width, h-len(extra), m.th), h-len(extra)), extra...)
-	case process:
+	case onProcess:
 		return m.processLines(h)
+	case onFinding:
+		return m.findingLines(h)
 	}
 	return m.storyLines(h)
 }
@@ -248,10 +254,14 @@ func (m *Model) tabs() string {
 		}
 	}
 	switch m.top() {
-	case process:
+	case onProcess:
 		fmt.Fprintf(&b, " > process %d", m.pid)
-	case story:
+	case onStory:
 		fmt.Fprintf(&b, " > process %d > %v", m.pid, m.addr)
+	case onFinding:
+		if f, ok := m.finds.current(); ok {
+			fmt.Fprintf(&b, " > finding %d", f.ID)
+		}
 	}
 	if l := m.list(); l != nil && l.filtered() != "" {
 		shown, all := l.length()

@@ -38,7 +38,7 @@ func (x *surroundings) millis(t time.Duration) string {
 // call is a call as C source has it, with its result.
 func (x *surroundings) call(e *activity.Event) string {
 	if e.Call.ABI == mm.ABINone {
-		return "-"
+		return "-" // no call
 	}
 	t := x.state.Calls
 	b := []byte(t.Name(e.Call))
@@ -100,6 +100,7 @@ func processTable() *table[Process] {
 			bytes("REGISTD", 7, 2, func(p P) float64 { return float64(p.MRBytes) }),
 			num("MRS", 5, 3, func(p P) float64 { return float64(p.MRs) }),
 			num("STALE", 5, 1, func(p P) float64 { return float64(p.Stale) }),
+			num("FINDINGS", 8, 5, func(p P) float64 { return float64(p.Findings) }),
 			num("LOST", 5, 4, func(p P) float64 { return float64(p.Lost) }),
 			{title: "TIER", width: 8, rank: 8, left: true, text: func(p P) string { return p.Tier }},
 			{title: "GROUP", width: 20, rank: 7, left: true, text: func(p P) string { return command.Printable(p.Group) }, compare: by(func(p P) string { return p.Group })},
@@ -107,9 +108,9 @@ func processTable() *table[Process] {
 	}
 }
 
-func registrationTable(x *surroundings, finding bool) *table[activity.Registration] {
+func registrationTable(x *surroundings) *table[activity.Registration] {
 	type R = activity.Registration
-	t := &table[R]{
+	return &table[R]{
 		key:  func(r R) string { return fmt.Sprint(r.PID, r.Range, r.Since) },
 		find: func(r R) string { return strconv.Itoa(int(r.PID)) + " " + r.Range.String() + " " + r.State.String() },
 		columns: []column[R]{
@@ -117,6 +118,7 @@ func registrationTable(x *surroundings, finding bool) *table[activity.Registrati
 			{title: "RANGE", width: 25, left: true, text: func(r R) string { return rangeText(r.Range) }, compare: by(func(r R) mm.Addr { return r.Range.Start })},
 			{title: "SIZE", width: 5, falling: true, rank: 1, text: func(r R) string { return sizeOf(r.Range) }, compare: by(func(r R) uint64 { return r.Range.Len() })},
 			{title: "STATE", width: 7, left: true, falling: true, text: func(r R) string { return r.State.String() }, compare: by(func(r R) activity.State { return r.State })},
+			{title: "WITH", width: 8, rank: 5, left: true, text: func(r R) string { return r.Device.By.String() }, compare: by(func(r R) mm.Registrar { return r.Device.By })},
 			{title: "AGE", width: 6, rank: 2, falling: true, text: func(r R) string { return age(x.state.Now - r.Since) }, compare: by(func(r R) time.Duration { return -r.Since })},
 			{title: "CHANGES", width: 7, rank: 3, falling: true, text: func(r R) string { return number(float64(r.Changes)) }, compare: by(func(r R) uint64 { return r.Changes })},
 			{title: "LAST CHANGE", width: 12, rank: 2, falling: true, left: true, text: func(r R) string {
@@ -133,23 +135,8 @@ func registrationTable(x *surroundings, finding bool) *table[activity.Registrati
 			}},
 		},
 		sort: 3,
+		bad:  func(r R) bool { return r.State == activity.Stale },
 	}
-	if finding {
-		t.sort = 6 // the latest first
-	} else {
-		t.bad = func(r R) bool { return r.State == activity.Stale }
-	}
-	return t
-}
-
-// stale are the registrations with a finding.
-func stale(all []activity.Registration) (out []activity.Registration) {
-	for _, r := range all {
-		if r.State == activity.Stale {
-			out = append(out, r)
-		}
-	}
-	return out
 }
 
 // histogram counts registrations by size, if there is room.
@@ -337,6 +324,9 @@ func (m *Model) siteLines(d *activity.Detail, n int) []string {
 		if where == "" {
 			where = "(no call)"
 		}
+		for _, f := range named(m.state.Frames[s.Stack]) {
+			where += " < " + command.Printable(f.String())
+		}
 		out = append(out, fmt.Sprintf(" %8s %7s %-8v %s", number(float64(s.Changes)), size(s.Bytes), s.Kind, where))
 	}
 	return out
@@ -380,7 +370,11 @@ func (m *Model) storyLines(h int) []string {
 		if !e.To.Empty() {
 			line += " -> " + rangeText(e.To)
 		}
-		out = append(out, cut(line+" "+sizeOf(e.Range)+fmt.Sprintf(" by task %d: ", e.TID)+x.call(&e), m.width))
+		line += " " + sizeOf(e.Range) + fmt.Sprintf(" by task %d: ", e.TID) + x.call(&e)
+		for _, f := range named(m.state.Frames[e.Stack]) {
+			line += " < " + command.Printable(f.String())
+		}
+		out = append(out, cut(line, m.width))
 	}
 	return out
 }
