@@ -192,6 +192,7 @@ func steady(t *testing.T, every time.Duration) (pid int, pages []string) {
 // A program that is started is counted exactly, from its first to its last
 // change, and its exit code is passed on.
 func TestCommandIsCounted(t *testing.T) {
+	t.Parallel()
 	const n = 3000
 	pprof := filepath.Join(t.TempDir(), "p.pb.gz")
 	r := ummutop(t, nil, "--tier", "syscall", "-o", "ndjson", "--pprof", pprof, "--", self(), helperArg, "moves", strconv.Itoa(n))
@@ -231,6 +232,7 @@ func TestCommandIsCounted(t *testing.T) {
 }
 
 func TestExitCodes(t *testing.T) {
+	t.Parallel()
 	whole, err := os.ReadFile(golden)
 	if err != nil {
 		t.Fatal(err)
@@ -268,6 +270,7 @@ func TestExitCodes(t *testing.T) {
 		{"a program, without privileges", nobody, []string{"--tier", "syscall", "--", "true"}, 4, "CAP_BPF"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			r := ummutop(t, c.as, c.args...)
 			if r.code != c.code || !strings.Contains(r.errout, c.says) {
 				t.Errorf("code %d, want %d; it says %q", r.code, c.code, r.errout)
@@ -278,6 +281,7 @@ func TestExitCodes(t *testing.T) {
 
 // Printed, a view of a running process, a given number of times.
 func TestPrinted(t *testing.T) {
+	t.Parallel()
 	pid, _ := steady(t, time.Millisecond)
 	number := strconv.Itoa(pid)
 	comm := filepath.Base(self())

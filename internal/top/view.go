@@ -213,11 +213,14 @@ func (m *Model) badge() (text string, bad bool) {
 		return "complete", false
 	}
 	var at []string
+	var told uint64 // by the stages, which may know of more than has been read
 	for _, x := range s.Stages {
 		if d := x.Lost - min(x.Lost, m.seenStages[x.Name]); d > 0 {
 			at = append(at, x.Name+" "+number(float64(d)))
+			told += d
 		}
 	}
+	n = max(n, told)
 	where := ""
 	if len(at) > 0 {
 		where = ": " + strings.Join(at, ", ")
