@@ -91,6 +91,32 @@ func helper(args []string) {
 			}
 		}()
 		os.Stdin.Read(make([]byte, 1))
+	case "load": // so many moves a second, until standard input ends; then it says how many
+		fmt.Println("ready")
+		stop := make(chan struct{})
+		go func() {
+			os.Stdin.Read(make([]byte, 1))
+			close(stop)
+		}()
+		fmt.Println(load(n, move, stop))
+	}
+}
+
+// load moves evenly in time.
+func load(perSecond int, move func(), stop chan struct{}) (done int) {
+	const slice = time.Millisecond
+	begin := time.Now()
+	for {
+		select {
+		case <-stop:
+			return done
+		default:
+		}
+		due := int(time.Since(begin).Seconds() * float64(perSecond))
+		for ; done < due; done++ {
+			move()
+		}
+		time.Sleep(slice)
 	}
 }
 

@@ -170,7 +170,7 @@ func TestTerminalRestored(t *testing.T) {
 	})
 	for _, sig := range []string{"TERM", "HUP", "INT"} {
 		t.Run(sig, func(t *testing.T) {
-		t.Parallel()
+			t.Parallel()
 			x := openTerminal(t, 80, 24, nil, "--replay", golden)
 			x.wait(`recording`)
 			x.signal(sig)

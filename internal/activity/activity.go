@@ -216,6 +216,7 @@ type process struct {
 	win         *window
 	recent      ring
 	sites       map[Site]*SiteCount
+	lastSite    *SiteCount // mostly the next one too
 	findings    uint64
 }
 
@@ -350,7 +351,7 @@ func (a *Activity) forget(p *process) {
 		a.others.add(s.Count)
 	}
 	a.sites -= len(p.sites)
-	p.sites = nil
+	p.sites, p.lastSite = nil, nil
 }
 
 // end marks a process as ended; it is shown for a while.
@@ -428,7 +429,10 @@ func (a *Activity) count(p *process, c *pairs.Change) {
 }
 
 func (a *Activity) site(p *process, s Site, n Count, at time.Duration) {
-	x := p.sites[s]
+	x := p.lastSite
+	if x == nil || x.Site != s {
+		x = p.sites[s]
+	}
 	if x == nil {
 		if a.sites >= a.o.MaxSites {
 			a.others.add(n)
@@ -441,6 +445,7 @@ func (a *Activity) site(p *process, s Site, n Count, at time.Duration) {
 		p.sites[s] = x
 		a.sites++
 	}
+	p.lastSite = x
 	x.add(n)
 	x.Last = at
 }

@@ -94,6 +94,7 @@ type space struct {
 	byKey  map[key]*registration
 	calls  map[uint32][]op        // by task: the registering call it is in
 	open   map[uint64][]mm.Record // by task or ring: changes whose end is not known
+	free   [][]mm.Record          // lists of open that are used again
 	recent []place                // mapped while changes are open
 	shared ranges                 // mappings that are known to be shared
 	stale  index[*Finding]        // whose registration is live, by Stale
@@ -441,6 +442,9 @@ func (e *Engine) change(s *space, r *mm.Record) {
 		e.finishAll(s, k)
 		list = nil
 	}
+	if n := len(s.free); list == nil && n > 0 {
+		list, s.free = s.free[n-1], s.free[:n-1]
+	}
 	s.open[k] = append(list, *r)
 }
 
@@ -496,6 +500,9 @@ func (e *Engine) settle(s *space, r *mm.Record) {
 			continue
 		}
 		e.took(s, b, r)
+	}
+	if len(s.free) < 8 {
+		s.free = append(s.free, list[:0])
 	}
 }
 
