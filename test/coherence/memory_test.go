@@ -67,8 +67,9 @@ func pinAndUnmap(t testing.TB, r *rig) time.Duration {
 		}
 		ref.Release()
 	}
-	if pinned := status(t, "VmPin")[0] - base[0]; pinned < buffers*size {
-		t.Fatalf("%d bytes pinned, want %d: nothing to see", pinned, buffers*size)
+	// pages of an earlier test may have been let go meanwhile
+	if pinned := status(t, "VmPin")[0] - base[0]; pinned < buffers*size/2 {
+		t.Fatalf("%d bytes pinned, want some %d: nothing to see", pinned, buffers*size)
 	}
 	for _, b := range blocks {
 		b.unmap(t)
@@ -254,7 +255,7 @@ func (d *reentrant) mess(victim mm.Range) error {
 		return nil
 	}
 	defer d.depth.Add(-1)
-	b := mapBlock(d.r.t, 64<<20/page)
+	b := mapBlock(d.r.t, 8<<20/page)
 	for i := 0; i < len(b); i += 16 * page {
 		b[i] = 1
 	}

@@ -39,7 +39,7 @@ func main() {
 	pairs := flag.Int("pairs", 30, "`number` of pairs, 6 to 1000")
 	calls := flag.Int("calls", 1_000_000, "system calls a measurement, at least 1")
 	asJSON := flag.Bool("json", false, "print JSON")
-	tier := flag.String("tier", tracer.TierSyscall.String(), "`tier` to load: "+tracer.TierSyscall.String()+", "+tracer.TierNotifierTracepoint.String()+" or "+tracer.TierNotifierProbe.String())
+	tier := flag.String("tier", tracer.TierSyscall.String(), "`tier` to load: "+tracer.TierSyscall.String()+", "+tracer.TierMM.String()+", "+tracer.TierNotifierTracepoint.String()+" or "+tracer.TierNotifierProbe.String())
 	call := flag.String("call", "getppid", "`call` to measure: getppid or munmap")
 	var s setting
 	flag.BoolVar(&s.watched, "watched", false, "measure the watched process")
@@ -52,7 +52,7 @@ func main() {
 		}
 		return
 	}
-	for _, t := range []tracer.Tier{tracer.TierSyscall, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
+	for _, t := range []tracer.Tier{tracer.TierSyscall, tracer.TierMM, tracer.TierNotifierTracepoint, tracer.TierNotifierProbe} {
 		if t.String() == *tier {
 			s.tier = t
 		}
