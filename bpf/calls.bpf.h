@@ -108,10 +108,13 @@ struct change {
 	u8 phase;
 	u8 hook;
 	u8 abi;
-	u16 pad;
+	u8 by;
+	u8 more;	/* MORE_* */
 	u32 child_pid, child_tid;
 	u64 mm;
 };
+#define MORE_ALL 1	/* record.all */
+#define MORE_QUIET 2	/* no stack: another record of the same call has it */
 
 /* Arguments of a call as the task passed them. */
 struct args {

@@ -33,6 +33,7 @@ enum {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_ARRAY_OF_MAPS = 12,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
@@ -102,6 +103,11 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
+/* io_uring_register may name a ring by its place here instead of a descriptor. */
+struct io_uring_task {
+	struct file *registered_rings[16];	/* IO_RINGFD_REG_MAX, 5.18 */
+};
+
 struct task_struct {
 	struct thread_info thread_info;
 	struct mm_struct *mm;
@@ -113,6 +119,7 @@ struct task_struct {
 	struct pid *thread_pid;
 	struct signal_struct *signal;
 	struct files_struct *files;
+	struct io_uring_task *io_uring;
 	void *worker_private;	/* pf_io_worker before 5.17 */
 	char comm[16];
 };
@@ -147,6 +154,8 @@ struct io_kiocb {
 	u8 opcode;
 	struct io_kiocb *link;	/* what runs after it */
 };
+
+struct ib_mr;
 
 struct seq_file;
 struct bpf_iter_meta {

@@ -117,6 +117,19 @@ static __always_inline u64 probed_arg(void *ctx, u64 n)
 	return v;
 }
 
+/* What a function returns, where it returns. */
+static __always_inline u64 probed_result(void *ctx)
+{
+	u64 v = 0;
+
+#if defined(__TARGET_ARCH_x86)
+	bpf_probe_read_kernel(&v, sizeof(v), ctx + 10 * 8); /* ax */
+#else
+	bpf_probe_read_kernel(&v, sizeof(v), ctx);
+#endif
+	return v;
+}
+
 /*
  * Where the stack was at the entry of a traced function, within some words.
  * The trampoline keeps the arguments below its saved frame pointer, that is

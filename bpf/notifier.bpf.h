@@ -31,14 +31,6 @@ static __always_inline bool is_fork(u64 nr)
 #endif
 }
 
-/* The registers a task entered the kernel with. */
-static __always_inline struct pt_regs *entry_regs(struct task_struct *task)
-{
-	if (bpf_core_enum_value_exists(enum bpf_func_id___regs, BPF_FUNC_task_pt_regs___regs))
-		return (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
-	return BPF_CORE_READ(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs);
-}
-
 #if defined(__TARGET_ARCH_x86)
 /* Whether descriptor fd of the current task is a userfaultfd. */
 static __always_inline bool is_userfaultfd(struct task_struct *task, u32 fd)

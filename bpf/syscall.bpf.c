@@ -14,6 +14,7 @@
 #include "notifier.bpf.h"
 #include "mm.bpf.h"
 #include "copies.bpf.h"
+#include "registrations.bpf.h"
 #include "watchdog.bpf.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -170,6 +171,8 @@ int hook_exit(u64 *ctx)
 	u32 tid = (u32)bpf_get_current_pid_tgid();
 
 	owner_exit(task);
+	if (stacks)
+		forget_registering(tid);
 	return copies && was_set_aside(tid, ctx[0], ctx[0]) ? 0 : on_exit(task);
 }
 

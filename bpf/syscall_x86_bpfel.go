@@ -25,15 +25,19 @@ const (
 	SyscallMapEpoch                     = "epoch"
 	SyscallMapLastUnwatched             = "last_unwatched"
 	SyscallMapProcs                     = "procs"
+	SyscallMapRegcalls                  = "regcalls"
 	SyscallMapRequests                  = "requests"
+	SyscallMapRings                     = "rings"
 	SyscallMapSlotConf                  = "slot_conf"
 	SyscallMapSlotInterest              = "slot_interest"
 	SyscallMapSlotRing                  = "slot_ring"
 	SyscallMapSlotStatus                = "slot_status"
 	SyscallMapSpaces                    = "spaces"
 	SyscallMapTasks                     = "tasks"
+	SyscallMapVerbcalls                 = "verbcalls"
 	SyscallMapWatchdogs                 = "watchdogs"
 	SyscallProgControl                  = "control"
+	SyscallProgCountMrDereg             = "count_mr_dereg"
 	SyscallProgHookEndFentry            = "hook_end_fentry"
 	SyscallProgHookEndFentry2           = "hook_end_fentry2"
 	SyscallProgHookEndKprobe            = "hook_end_kprobe"
@@ -71,6 +75,8 @@ const (
 	SyscallProgHookProtectFentry        = "hook_protect_fentry"
 	SyscallProgHookProtectFentry2       = "hook_protect_fentry2"
 	SyscallProgHookProtectKprobe        = "hook_protect_kprobe"
+	SyscallProgHookRegisterEnter        = "hook_register_enter"
+	SyscallProgHookRegisterExit         = "hook_register_exit"
 	SyscallProgHookSpaceDeath           = "hook_space_death"
 	SyscallProgHookSpaceDeathClassic    = "hook_space_death_classic"
 	SyscallProgHookSpaceDeathCopy       = "hook_space_death_copy"
@@ -103,6 +109,11 @@ const (
 	SyscallProgListTasks                = "list_tasks"
 	SyscallProgMmPlay                   = "mm_play"
 	SyscallProgStartWatchdog            = "start_watchdog"
+	SyscallProgVerbsDeregMr             = "verbs_dereg_mr"
+	SyscallProgVerbsRegMr               = "verbs_reg_mr"
+	SyscallProgVerbsRegMrIova           = "verbs_reg_mr_iova"
+	SyscallProgVerbsReregMr             = "verbs_rereg_mr"
+	SyscallProgVerbsReturn              = "verbs_return"
 	SyscallVarBarks                     = "barks"
 	SyscallVarBeatNs                    = "beat_ns"
 	SyscallVarCopies                    = "copies"
@@ -121,6 +132,7 @@ const (
 	SyscallVarIterOpened                = "iter_opened"
 	SyscallVarIterPid                   = "iter_pid"
 	SyscallVarIterRef                   = "iter_ref"
+	SyscallVarKernelDeregs              = "kernel_deregs"
 	SyscallVarMmPartnerEnd              = "mm_partner_end"
 	SyscallVarMmPartnerStart            = "mm_partner_start"
 	SyscallVarMoveControlAt             = "move_control_at"
@@ -139,13 +151,16 @@ const (
 	SyscallVarProtectVma                = "protect_vma"
 	SyscallVarSlotsEnd                  = "slots_end"
 	SyscallVarSpaceKey                  = "space_key"
+	SyscallVarStacks                    = "stacks"
 	SyscallVarTypeInterest              = "type_interest"
 	SyscallVarTypeRecord                = "type_record"
+	SyscallVarTypeStack                 = "type_stack"
 	SyscallVarTypeStatus                = "type_status"
 	SyscallVarUnmapDescAt               = "unmap_desc_at"
 	SyscallVarUnmapEnd                  = "unmap_end"
 	SyscallVarUnmapStart                = "unmap_start"
 	SyscallVarUnmapTlb                  = "unmap_tlb"
+	SyscallVarVerbsDeregs               = "verbs_deregs"
 	SyscallVarWatchdogOn                = "watchdog_on"
 	SyscallVarWitnessNeeded             = "witness_needed"
 	SyscallVarZapSize                   = "zap_size"
@@ -197,6 +212,7 @@ type SyscallSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type SyscallProgramSpecs struct {
 	Control                  *ebpf.ProgramSpec `ebpf:"control"`
+	CountMrDereg             *ebpf.ProgramSpec `ebpf:"count_mr_dereg"`
 	HookEndFentry            *ebpf.ProgramSpec `ebpf:"hook_end_fentry"`
 	HookEndFentry2           *ebpf.ProgramSpec `ebpf:"hook_end_fentry2"`
 	HookEndKprobe            *ebpf.ProgramSpec `ebpf:"hook_end_kprobe"`
@@ -234,6 +250,8 @@ type SyscallProgramSpecs struct {
 	HookProtectFentry        *ebpf.ProgramSpec `ebpf:"hook_protect_fentry"`
 	HookProtectFentry2       *ebpf.ProgramSpec `ebpf:"hook_protect_fentry2"`
 	HookProtectKprobe        *ebpf.ProgramSpec `ebpf:"hook_protect_kprobe"`
+	HookRegisterEnter        *ebpf.ProgramSpec `ebpf:"hook_register_enter"`
+	HookRegisterExit         *ebpf.ProgramSpec `ebpf:"hook_register_exit"`
 	HookSpaceDeath           *ebpf.ProgramSpec `ebpf:"hook_space_death"`
 	HookSpaceDeathClassic    *ebpf.ProgramSpec `ebpf:"hook_space_death_classic"`
 	HookSpaceDeathCopy       *ebpf.ProgramSpec `ebpf:"hook_space_death_copy"`
@@ -266,6 +284,11 @@ type SyscallProgramSpecs struct {
 	ListTasks                *ebpf.ProgramSpec `ebpf:"list_tasks"`
 	MmPlay                   *ebpf.ProgramSpec `ebpf:"mm_play"`
 	StartWatchdog            *ebpf.ProgramSpec `ebpf:"start_watchdog"`
+	VerbsDeregMr             *ebpf.ProgramSpec `ebpf:"verbs_dereg_mr"`
+	VerbsRegMr               *ebpf.ProgramSpec `ebpf:"verbs_reg_mr"`
+	VerbsRegMrIova           *ebpf.ProgramSpec `ebpf:"verbs_reg_mr_iova"`
+	VerbsReregMr             *ebpf.ProgramSpec `ebpf:"verbs_rereg_mr"`
+	VerbsReturn              *ebpf.ProgramSpec `ebpf:"verbs_return"`
 }
 
 // SyscallMapSpecs contains maps before they are loaded into the kernel.
@@ -278,13 +301,16 @@ type SyscallMapSpecs struct {
 	Epoch         *ebpf.MapSpec `ebpf:"epoch"`
 	LastUnwatched *ebpf.MapSpec `ebpf:"last_unwatched"`
 	Procs         *ebpf.MapSpec `ebpf:"procs"`
+	Regcalls      *ebpf.MapSpec `ebpf:"regcalls"`
 	Requests      *ebpf.MapSpec `ebpf:"requests"`
+	Rings         *ebpf.MapSpec `ebpf:"rings"`
 	SlotConf      *ebpf.MapSpec `ebpf:"slot_conf"`
 	SlotInterest  *ebpf.MapSpec `ebpf:"slot_interest"`
 	SlotRing      *ebpf.MapSpec `ebpf:"slot_ring"`
 	SlotStatus    *ebpf.MapSpec `ebpf:"slot_status"`
 	Spaces        *ebpf.MapSpec `ebpf:"spaces"`
 	Tasks         *ebpf.MapSpec `ebpf:"tasks"`
+	Verbcalls     *ebpf.MapSpec `ebpf:"verbcalls"`
 	Watchdogs     *ebpf.MapSpec `ebpf:"watchdogs"`
 }
 
@@ -310,6 +336,7 @@ type SyscallVariableSpecs struct {
 	IterOpened     *ebpf.VariableSpec `ebpf:"iter_opened"`
 	IterPid        *ebpf.VariableSpec `ebpf:"iter_pid"`
 	IterRef        *ebpf.VariableSpec `ebpf:"iter_ref"`
+	KernelDeregs   *ebpf.VariableSpec `ebpf:"kernel_deregs"`
 	MmPartnerEnd   *ebpf.VariableSpec `ebpf:"mm_partner_end"`
 	MmPartnerStart *ebpf.VariableSpec `ebpf:"mm_partner_start"`
 	MoveControlAt  *ebpf.VariableSpec `ebpf:"move_control_at"`
@@ -328,13 +355,16 @@ type SyscallVariableSpecs struct {
 	ProtectVma     *ebpf.VariableSpec `ebpf:"protect_vma"`
 	SlotsEnd       *ebpf.VariableSpec `ebpf:"slots_end"`
 	SpaceKey       *ebpf.VariableSpec `ebpf:"space_key"`
+	Stacks         *ebpf.VariableSpec `ebpf:"stacks"`
 	TypeInterest   *ebpf.VariableSpec `ebpf:"type_interest"`
 	TypeRecord     *ebpf.VariableSpec `ebpf:"type_record"`
+	TypeStack      *ebpf.VariableSpec `ebpf:"type_stack"`
 	TypeStatus     *ebpf.VariableSpec `ebpf:"type_status"`
 	UnmapDescAt    *ebpf.VariableSpec `ebpf:"unmap_desc_at"`
 	UnmapEnd       *ebpf.VariableSpec `ebpf:"unmap_end"`
 	UnmapStart     *ebpf.VariableSpec `ebpf:"unmap_start"`
 	UnmapTlb       *ebpf.VariableSpec `ebpf:"unmap_tlb"`
+	VerbsDeregs    *ebpf.VariableSpec `ebpf:"verbs_deregs"`
 	WatchdogOn     *ebpf.VariableSpec `ebpf:"watchdog_on"`
 	WitnessNeeded  *ebpf.VariableSpec `ebpf:"witness_needed"`
 	ZapSize        *ebpf.VariableSpec `ebpf:"zap_size"`
@@ -369,13 +399,16 @@ type SyscallMaps struct {
 	Epoch         *ebpf.Map `ebpf:"epoch"`
 	LastUnwatched *ebpf.Map `ebpf:"last_unwatched"`
 	Procs         *ebpf.Map `ebpf:"procs"`
+	Regcalls      *ebpf.Map `ebpf:"regcalls"`
 	Requests      *ebpf.Map `ebpf:"requests"`
+	Rings         *ebpf.Map `ebpf:"rings"`
 	SlotConf      *ebpf.Map `ebpf:"slot_conf"`
 	SlotInterest  *ebpf.Map `ebpf:"slot_interest"`
 	SlotRing      *ebpf.Map `ebpf:"slot_ring"`
 	SlotStatus    *ebpf.Map `ebpf:"slot_status"`
 	Spaces        *ebpf.Map `ebpf:"spaces"`
 	Tasks         *ebpf.Map `ebpf:"tasks"`
+	Verbcalls     *ebpf.Map `ebpf:"verbcalls"`
 	Watchdogs     *ebpf.Map `ebpf:"watchdogs"`
 }
 
@@ -387,13 +420,16 @@ func (m *SyscallMaps) Close() error {
 		m.Epoch,
 		m.LastUnwatched,
 		m.Procs,
+		m.Regcalls,
 		m.Requests,
+		m.Rings,
 		m.SlotConf,
 		m.SlotInterest,
 		m.SlotRing,
 		m.SlotStatus,
 		m.Spaces,
 		m.Tasks,
+		m.Verbcalls,
 		m.Watchdogs,
 	)
 }
@@ -420,6 +456,7 @@ type SyscallVariables struct {
 	IterOpened     *ebpf.Variable `ebpf:"iter_opened"`
 	IterPid        *ebpf.Variable `ebpf:"iter_pid"`
 	IterRef        *ebpf.Variable `ebpf:"iter_ref"`
+	KernelDeregs   *ebpf.Variable `ebpf:"kernel_deregs"`
 	MmPartnerEnd   *ebpf.Variable `ebpf:"mm_partner_end"`
 	MmPartnerStart *ebpf.Variable `ebpf:"mm_partner_start"`
 	MoveControlAt  *ebpf.Variable `ebpf:"move_control_at"`
@@ -438,13 +475,16 @@ type SyscallVariables struct {
 	ProtectVma     *ebpf.Variable `ebpf:"protect_vma"`
 	SlotsEnd       *ebpf.Variable `ebpf:"slots_end"`
 	SpaceKey       *ebpf.Variable `ebpf:"space_key"`
+	Stacks         *ebpf.Variable `ebpf:"stacks"`
 	TypeInterest   *ebpf.Variable `ebpf:"type_interest"`
 	TypeRecord     *ebpf.Variable `ebpf:"type_record"`
+	TypeStack      *ebpf.Variable `ebpf:"type_stack"`
 	TypeStatus     *ebpf.Variable `ebpf:"type_status"`
 	UnmapDescAt    *ebpf.Variable `ebpf:"unmap_desc_at"`
 	UnmapEnd       *ebpf.Variable `ebpf:"unmap_end"`
 	UnmapStart     *ebpf.Variable `ebpf:"unmap_start"`
 	UnmapTlb       *ebpf.Variable `ebpf:"unmap_tlb"`
+	VerbsDeregs    *ebpf.Variable `ebpf:"verbs_deregs"`
 	WatchdogOn     *ebpf.Variable `ebpf:"watchdog_on"`
 	WitnessNeeded  *ebpf.Variable `ebpf:"witness_needed"`
 	ZapSize        *ebpf.Variable `ebpf:"zap_size"`
@@ -458,6 +498,7 @@ type SyscallVariables struct {
 // It can be passed to LoadSyscallObjects or ebpf.CollectionSpec.LoadAndAssign.
 type SyscallPrograms struct {
 	Control                  *ebpf.Program `ebpf:"control"`
+	CountMrDereg             *ebpf.Program `ebpf:"count_mr_dereg"`
 	HookEndFentry            *ebpf.Program `ebpf:"hook_end_fentry"`
 	HookEndFentry2           *ebpf.Program `ebpf:"hook_end_fentry2"`
 	HookEndKprobe            *ebpf.Program `ebpf:"hook_end_kprobe"`
@@ -495,6 +536,8 @@ type SyscallPrograms struct {
 	HookProtectFentry        *ebpf.Program `ebpf:"hook_protect_fentry"`
 	HookProtectFentry2       *ebpf.Program `ebpf:"hook_protect_fentry2"`
 	HookProtectKprobe        *ebpf.Program `ebpf:"hook_protect_kprobe"`
+	HookRegisterEnter        *ebpf.Program `ebpf:"hook_register_enter"`
+	HookRegisterExit         *ebpf.Program `ebpf:"hook_register_exit"`
 	HookSpaceDeath           *ebpf.Program `ebpf:"hook_space_death"`
 	HookSpaceDeathClassic    *ebpf.Program `ebpf:"hook_space_death_classic"`
 	HookSpaceDeathCopy       *ebpf.Program `ebpf:"hook_space_death_copy"`
@@ -527,11 +570,17 @@ type SyscallPrograms struct {
 	ListTasks                *ebpf.Program `ebpf:"list_tasks"`
 	MmPlay                   *ebpf.Program `ebpf:"mm_play"`
 	StartWatchdog            *ebpf.Program `ebpf:"start_watchdog"`
+	VerbsDeregMr             *ebpf.Program `ebpf:"verbs_dereg_mr"`
+	VerbsRegMr               *ebpf.Program `ebpf:"verbs_reg_mr"`
+	VerbsRegMrIova           *ebpf.Program `ebpf:"verbs_reg_mr_iova"`
+	VerbsReregMr             *ebpf.Program `ebpf:"verbs_rereg_mr"`
+	VerbsReturn              *ebpf.Program `ebpf:"verbs_return"`
 }
 
 func (p *SyscallPrograms) Close() error {
 	return _SyscallClose(
 		p.Control,
+		p.CountMrDereg,
 		p.HookEndFentry,
 		p.HookEndFentry2,
 		p.HookEndKprobe,
@@ -569,6 +618,8 @@ func (p *SyscallPrograms) Close() error {
 		p.HookProtectFentry,
 		p.HookProtectFentry2,
 		p.HookProtectKprobe,
+		p.HookRegisterEnter,
+		p.HookRegisterExit,
 		p.HookSpaceDeath,
 		p.HookSpaceDeathClassic,
 		p.HookSpaceDeathCopy,
@@ -601,6 +652,11 @@ func (p *SyscallPrograms) Close() error {
 		p.ListTasks,
 		p.MmPlay,
 		p.StartWatchdog,
+		p.VerbsDeregMr,
+		p.VerbsRegMr,
+		p.VerbsRegMrIova,
+		p.VerbsReregMr,
+		p.VerbsReturn,
 	)
 }
 

@@ -90,6 +90,11 @@ enum ummu_hook {
 	UMMU_HOOK_NOTIFIER_START_FENTRY2 = 23,
 	UMMU_HOOK_NOTIFIER_END_FENTRY2 = 24,
 	UMMU_HOOK_KVM_WITNESS = 25,
+	/* registrations, see bpf/registrations.bpf.h */
+	UMMU_HOOK_REGISTER_ENTER = 26,
+	UMMU_HOOK_REGISTER_EXIT = 27,
+	UMMU_HOOK_VERBS = 28,
+	UMMU_HOOK_VERBS_RETURN = 29,
 	/* copies, where the kernel may skip a raw tracepoint program (7.0) */
 	UMMU_HOOK_SYS_ENTER_COPY = 40,
 	UMMU_HOOK_SYS_EXIT_COPY = 41,
@@ -151,9 +156,21 @@ enum ummu_gap {
 	UMMU_GAP_FILE = 1 << 0,	/* pages of a file or shared object, dropped by anybody who has it */
 };
 
+/* Who registers memory (mm.Registrar). */
+enum ummu_registrar {
+	UMMU_BY_NOBODY = 0,
+	UMMU_BY_IO_URING = 1,
+	UMMU_BY_VERBS = 2,
+};
+
 /*
  * One event, as it lies in a ring behind the kernel's 8-byte record header.
- * 128 bytes.
+ * 128 bytes; a stream with stacks has a struct ummu_stack behind some.
+ *
+ * UMMU_REGISTER and UMMU_DEREGISTER use some fields for something else: start
+ * and end are exact in bytes, to_start is the device, to_end the handle,
+ * child_pid the lkey (io_uring: the ring's descriptor), child_tid the rkey,
+ * arg[0] the opcode of io_uring_register, arg[1] the access flags.
  */
 struct ummu_record {
 	__u64 time_ns;		/* CLOCK_MONOTONIC */
@@ -171,8 +188,19 @@ struct ummu_record {
 	__u8 phase;		/* enum ummu_phase */
 	__u8 hook;		/* enum ummu_hook */
 	__u8 abi;		/* enum ummu_abi */
-	__u8 reserved[6];
+	__u8 by;		/* enum ummu_registrar */
+	__u8 all;		/* UMMU_DEREGISTER: everything of the device */
+	__u8 reserved[4];
 	char comm[16];
+};
+
+/* The user stack at an event: registers, and memory from sp on. */
+#define UMMU_STACK_BYTES 4096
+struct ummu_stack {
+	__u64 pc, sp, fp, lr;	/* pc 0: none; lr 0 where there is no link register */
+	__u32 size;		/* bytes of memory that could be read */
+	__u32 reserved;
+	__u8 memory[UMMU_STACK_BYTES];
 };
 
 /*

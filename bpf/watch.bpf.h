@@ -54,6 +54,7 @@ struct crowd {
 #define SLOT_TRACK	1	/* a feed: begun/ended words, interest filter */
 #define SLOT_SPACE	2	/* fill record.space and comm: a stream for people */
 #define SLOT_NO_WAKEUP	4
+#define SLOT_STACKS	8	/* with an interest page that the kernel side itself fills */
 /* A feed in the hands of somebody without privileges, who must not learn of
  * other processes: what may be another's change is a loss without range, and
  * who changed this address space from outside is not said. */
@@ -275,6 +276,7 @@ static __always_inline void count(u32 which)
 /* Nobody reads these: they put the types of what is shared into the object,
  * for the test that compares them with Go. */
 const struct ummu_record *const type_record;
+const struct ummu_stack *const type_stack;
 const struct ummu_status *const type_status;
 const struct ummu_interest *const type_interest;
 
@@ -455,6 +457,70 @@ static __always_inline bool is_outsider(u64 mm)
 	return (u64)BPF_CORE_READ(task, mm) != mm;
 }
 
+/* The registers a task entered the kernel with. */
+static __always_inline struct pt_regs *entry_regs(struct task_struct *task)
+{
+	if (bpf_core_enum_value_exists(enum bpf_func_id___regs, BPF_FUNC_task_pt_regs___regs))
+		return (struct pt_regs *)bpf_task_pt_regs(bpf_get_current_task_btf());
+	return BPF_CORE_READ(task, stack) + THREAD_SIZE - bpf_core_type_size(struct pt_regs);
+}
+
+/* Set where user stacks are taken (registrations.bpf.h). */
+const volatile u64 stacks;
+
+/* A record with its stack. */
+struct stacked_record {
+	struct ummu_record r;
+	struct ummu_stack s;
+};
+
+/*
+ * Whether the record of c gets a stack: the one before the change, or the only
+ * one. Of a change only if it may touch what was registered, so that others
+ * cost no more than they do anyway.
+ */
+static __always_inline bool wants_stack(const struct change *c, u64 ref, u16 flags)
+{
+	if (c->kind == UMMU_REGISTER || c->kind == UMMU_DEREGISTER)
+		return !(c->more & MORE_QUIET);
+	if (c->kind > UMMU_PROTECT || (c->phase != UMMU_BEGIN && !(flags & UMMU_F_UNPAIRED)))
+		return false;
+	return interesting(ref, c->start, c->end) || interesting(ref, c->to_start, c->to_end);
+}
+
+#define STACK_CHUNK 256
+
+/* The stack of the current task. One of a 32-bit task is left out. */
+static __noinline void take_stack(struct ummu_stack *s)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct pt_regs *regs = entry_regs(task);
+
+	s->pc = s->sp = s->fp = s->lr = 0;
+	s->size = 0;
+	s->reserved = 0;
+#if defined(__TARGET_ARCH_x86)
+	if (BPF_CORE_READ(task, thread_info.status) & 2) /* TS_COMPAT */
+		return;
+	s->pc = BPF_CORE_READ(regs, ip);
+	s->sp = BPF_CORE_READ(regs, sp);
+	s->fp = BPF_CORE_READ(regs, bp);
+#else
+	if (BPF_CORE_READ(task, thread_info.flags) & (1UL << 22)) /* TIF_32BIT */
+		return;
+	s->pc = BPF_CORE_READ(regs, pc);
+	s->sp = BPF_CORE_READ(regs, sp);
+	s->fp = BPF_CORE_READ(regs, regs[29]);
+	s->lr = BPF_CORE_READ(regs, regs[30]);
+#endif
+	for (u32 i = 0; i < UMMU_STACK_BYTES / STACK_CHUNK; i++) {
+		/* fails at the end of the stack's mapping, and clears the chunk */
+		if (bpf_probe_read_user(s->memory + i * STACK_CHUNK, STACK_CHUNK, (void *)(s->sp + i * STACK_CHUNK)))
+			break;
+		s->size += STACK_CHUNK;
+	}
+}
+
 /* Writes the record of f for one watch. Every way to fail is counted. foreign:
  * nobody knows whose address space it is. */
 static __always_inline void post(const struct change *c, u64 ref, struct slot_conf *conf,
@@ -499,7 +565,17 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 			bpf_ktime_get_ns();
 	}
 	ring = bpf_map_lookup_elem(&slot_ring, &slot);
-	r = ring ? bpf_ringbuf_reserve(ring, sizeof(*r), 0) : NULL;
+	r = NULL;
+	if (ring && stacks && (conf->flags & SLOT_STACKS) && wants_stack(c, ref, flags)) {
+		struct stacked_record *sr = bpf_ringbuf_reserve(ring, sizeof(*sr), 0);
+
+		if (sr) {
+			take_stack(&sr->s);
+			r = &sr->r;
+		}
+	} else if (ring) {
+		r = bpf_ringbuf_reserve(ring, sizeof(*r), 0);
+	}
 	if (!r) {
 		if (ON(GUARD_LOSS_COUNTS)) {
 			add_ordered(&st->lost, 1);
@@ -527,6 +603,8 @@ static __always_inline void post(const struct change *c, u64 ref, struct slot_co
 	r->phase = c->phase;
 	r->hook = c->hook;
 	r->abi = c->abi;
+	r->by = c->by;
+	r->all = c->more & MORE_ALL;
 	__builtin_memset(r->reserved, 0, sizeof(r->reserved));
 	comm = (u64 *)r->comm;
 	comm[0] = 0;

@@ -45,7 +45,36 @@ func decode(b []byte, rec *mm.Record) error {
 		Hook:     mm.Hook(r.Hook),
 		Comm:     *(*mm.Comm)(unsafe.Pointer(&r.Comm)),
 	}
+	if rec.Kind == mm.Register || rec.Kind == mm.Deregister {
+		registration(r, rec)
+	}
 	return nil
+}
+
+// registration moves what is in other fields on such a record.
+func registration(r *layout.Record, rec *mm.Record) {
+	rec.Registration = mm.Registration{
+		Device: r.To_start, Handle: r.To_end, Access: uint32(r.Arg[1]), By: mm.Registrar(r.By), All: r.All != 0,
+	}
+	if rec.Registration.By == mm.ByIOUring {
+		rec.Registration.FD = int32(r.Child_pid)
+	} else {
+		rec.Registration.LKey, rec.Registration.RKey = r.Child_pid, r.Child_tid
+	}
+	rec.To, rec.ChildPID, rec.ChildTID, rec.Arg[1] = mm.Range{}, 0, 0, 0
+}
+
+// stackOf is the stack behind a record; it refers to b.
+func stackOf(b []byte) mm.Stack {
+	const size = int(unsafe.Sizeof(layout.Stack{}))
+	if len(b) < recordSize+size {
+		return mm.Stack{}
+	}
+	s := (*layout.Stack)(unsafe.Pointer(unsafe.SliceData(b[recordSize:])))
+	return mm.Stack{
+		PC: mm.Addr(s.Pc), SP: mm.Addr(s.Sp), FP: mm.Addr(s.Fp), LR: mm.Addr(s.Lr),
+		Memory: s.Memory[:min(int(s.Size), len(s.Memory))],
+	}
 }
 
 // lostBefore is the record's own count of events lost before it.

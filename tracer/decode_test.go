@@ -93,13 +93,29 @@ func FuzzDecode(f *testing.F) {
 			return
 		}
 		// nothing is lost on the way: the image made of the record is the same
-		in.Reserved = [6]uint8{}
+		in.Reserved = [4]uint8{}
+		if rec.Kind == mm.Register || rec.Kind == mm.Deregister {
+			in.All = min(in.All, 1)
+			in.Arg[1] = uint64(uint32(in.Arg[1]))
+		} else {
+			in.By, in.All = 0, 0
+		}
 		back := layout.Record{
 			Time_ns: uint64(rec.Time), Start: uint64(rec.Range.Start), End: uint64(rec.Range.End),
 			To_start: uint64(rec.To.Start), To_end: uint64(rec.To.End), Lost: lostBefore(b), Space: rec.Space,
 			Arg: rec.Arg, Ret: rec.Ret, Pid: rec.PID, Tid: rec.TID, Child_pid: rec.ChildPID, Child_tid: rec.ChildTID,
 			Nr: rec.Call.NR, Flags: uint16(rec.Flags), Kind: uint8(rec.Kind), Phase: uint8(rec.Phase),
 			Hook: uint8(rec.Hook), Abi: uint8(rec.Call.ABI), Comm: *(*[16]int8)(unsafe.Pointer(&rec.Comm)),
+		}
+		if g := rec.Registration; rec.Kind == mm.Register || rec.Kind == mm.Deregister {
+			back.To_start, back.To_end, back.Arg[1], back.By = g.Device, g.Handle, uint64(g.Access), uint8(g.By)
+			back.Child_pid, back.Child_tid = g.LKey, g.RKey
+			if g.By == mm.ByIOUring {
+				back.Child_pid, in.Child_tid = uint32(g.FD), 0
+			}
+			if g.All {
+				back.All = 1
+			}
 		}
 		if back != in {
 			t.Fatalf("in  %+v\nout %+v", in, back)

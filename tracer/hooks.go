@@ -71,6 +71,21 @@ var lifeHooks = []hook{
 		[]string{"exit_mmap"}, "", "hook_space_death", ""},
 }
 
+// registrationHooks see io_uring's registrations; with any tier, where asked for.
+// libibverbs is probed when it is found ([Tracer.ProbeVerbs]).
+var registrationHooks = []hook{
+	{layout.HookRegisterEnter, "tp_btf/sys_enter:register", "buffers registered with io_uring, rings closed", true,
+		nil, "", "hook_register_enter", ""},
+	{layout.HookRegisterExit, "tp_btf/sys_exit:register", "results of those registrations", true,
+		nil, "", "hook_register_exit", ""},
+}
+
+// verbsHooks name what is attached to libibverbs.
+var verbsHooks = []hook{
+	{layout.HookVerbs, "uprobe/libibverbs", "memory regions registered and deregistered", false, nil, "", "", ""},
+	{layout.HookVerbsReturn, "uretprobe/libibverbs", "results of those registrations", false, nil, "", "", ""},
+}
+
 // deathProbes take the place of the tracepoint before 6.1, where programs of
 // the other types are allowed.
 var deathProbes = []hook{
@@ -222,6 +237,9 @@ func hooksOf(t Tier) []hook {
 // probes exist and mmap:exit_mmap does not, exit_mmap is probed too.
 func adapted(o Options, types kernelTypes) ([]hook, error) {
 	hooks := hooksOf(o.Tier)
+	if o.Registrations {
+		hooks = append(hooks, registrationHooks...)
+	}
 	if o.copies() {
 		hooks = append(hooks, copiesOf(o.Tier)...)
 	}
@@ -251,7 +269,7 @@ func adapted(o Options, types kernelTypes) ([]hook, error) {
 // HookName returns the name of a hook as in [Coverage], e.g.
 // "tp_btf/sys_enter", or "none".
 func HookName(h mm.Hook) string {
-	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks, mmHooks, deathProbes, syscallCopies, lifeCopies, tracepointCopies, probeCopies} {
+	for _, hooks := range [][]hook{syscallHooks, lifeHooks, tracepointHooks, probeHooks, mmHooks, deathProbes, registrationHooks, verbsHooks, syscallCopies, lifeCopies, tracepointCopies, probeCopies} {
 		for i := range hooks {
 			if hooks[i].id == h {
 				return hooks[i].name

@@ -55,6 +55,8 @@ var together = [][]mm.Hook{
 	{layout.HookSchedExit, layout.HookSchedExitCopy},
 	{layout.HookExitMmap, layout.HookExitMmapCopy, layout.HookExitMmapClassic},
 	{layout.HookExitMmapFentry},
+	{layout.HookRegisterEnter},
+	{layout.HookRegisterExit},
 	// of the mm tier, where an end that was not skipped tells as well
 	{layout.HookUnmapFentry, layout.HookUnmapFentry2},
 	{layout.HookZapFentry, layout.HookZapFentry2},

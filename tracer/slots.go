@@ -21,6 +21,7 @@ const (
 	slotTrack    = 1
 	slotSpace    = 2
 	slotNoWakeup = 4
+	slotStacks   = 8
 	slotGuest    = 8
 
 	refFollow = 1 << 16

@@ -48,6 +48,7 @@ type Stream struct {
 	told    uint64 // of missed, as far as reported
 	held    mm.Record
 	holding bool
+	stacked bool // the record delivered last is that of raw
 	flushed bool
 }
 
@@ -86,12 +87,13 @@ func newStream(t *Tracer, sl *slot, all bool) (*Stream, error) {
 // [ErrCorrupt]. After the first two reading can go on.
 func (s *Stream) Read(rec *mm.Record) error {
 	if s.holding {
-		s.holding = false
+		s.holding, s.stacked = false, true
 		*rec = s.held
 		s.seq++
 		rec.Seq = s.seq
 		return nil
 	}
+	s.stacked = false
 	for {
 		if s.flushed {
 			s.flushed = false
@@ -130,6 +132,7 @@ func (s *Stream) Read(rec *mm.Record) error {
 			}
 			s.seq++
 			rec.Seq = s.seq
+			s.stacked = true
 			return nil
 		case errors.Is(err, ringbuf.ErrFlushed):
 			s.flushed = true
@@ -148,6 +151,16 @@ func (s *Stream) Read(rec *mm.Record) error {
 			return os.ErrDeadlineExceeded
 		}
 	}
+}
+
+// Stack is the user stack of the record that Read delivered last; its PC is 0 if
+// there is none. The memory belongs to the stream and is valid until the next
+// Read.
+func (s *Stream) Stack() mm.Stack {
+	if s.holding || !s.stacked { // a loss, which is before the record
+		return mm.Stack{}
+	}
+	return stackOf(s.raw.RawSample)
 }
 
 func (s *Stream) misses() bool { return s.missed.Load() != s.told }

@@ -42,6 +42,10 @@ type Options struct {
 	// Tier is how changes are seen. 0: TierSyscall, the only one for streams
 	// of people; a notifier tier needs a notifier in the watched process.
 	Tier Tier
+	// Registrations is for streams ([WatchOptions].Registrations): hooks that
+	// see memory being registered by programs that know nothing of us. They
+	// cost every process of the machine 60 ns per system call more.
+	Registrations bool
 	// MaxWatches bounds the streams and feeds that are open at once.
 	// 0: 1024.
 	MaxWatches int
@@ -99,6 +103,7 @@ type Tracer struct {
 	hooks    []hook
 	links    []link.Link
 	tasks    *link.Iter
+	verbs    *verbs // nil: registrations were not asked for
 	coverage Coverage
 	slots    *slots
 	mustPoll bool          // programs may be skipped
@@ -190,6 +195,7 @@ func open(o Options) (*Tracer, error) {
 		"space_key":      binary.NativeEndian.Uint64(key[:]) | 1,
 		"copies":         oneIf(o.copies()),
 		"witness_needed": oneIf(Preemptible()),
+		"stacks":         oneIf(o.Registrations),
 	} {
 		if err := spec.Variables[name].Set(v); err != nil {
 			return nil, fmt.Errorf("set %s: %w", name, err)
@@ -230,7 +236,10 @@ func open(o Options) (*Tracer, error) {
 		return nil, &HookError{Hook: "timer", Kernel: kernelRelease(), Need: "Linux 5.15 or later, or one before 5.12",
 			Try: "another tier", Err: errNoWatchdog}
 	}
-	if err := t.objs.load(spec, t.hooks, t.mustPoll); err != nil {
+	if o.Registrations {
+		t.verbs = &verbs{attached: make(map[fileID]struct{})}
+	}
+	if err := t.objs.load(spec, t.hooks, t.verbs.programs(), t.mustPoll); err != nil {
 		return nil, hookError("BPF programs", err)
 	}
 	if err := t.initEpoch(); err != nil {
@@ -284,11 +293,14 @@ type kernelSide struct {
 	programs           map[string]*ebpf.Program // of the tier's hooks
 }
 
-// load loads the programs of some hooks, and what all need.
-func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook, watchdog bool) error {
+// load loads the programs of some hooks, more that are named, and what all need.
+func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook, more []string, watchdog bool) error {
 	needed := map[string]bool{"control": true, "list_tasks": true, "start_watchdog": watchdog}
 	for i := range hooks {
 		needed[hooks[i].program] = true
+	}
+	for _, name := range more {
+		needed[name] = true
 	}
 	for name := range spec.Programs {
 		if !needed[name] {
@@ -313,6 +325,9 @@ func (o *kernelSide) load(spec *ebpf.CollectionSpec, hooks []hook, watchdog bool
 	o.programs = make(map[string]*ebpf.Program)
 	for i := range hooks {
 		o.programs[hooks[i].program] = coll.DetachProgram(hooks[i].program)
+	}
+	for _, name := range more {
+		o.programs[name] = coll.DetachProgram(name)
 	}
 	return nil
 }
@@ -409,7 +424,7 @@ func (t *Tracer) Close() error {
 		errs = append(errs, s.Close())
 	}
 	t.pollers.Wait()
-	errs = append(errs, t.slots.close(), closeLinks(t.links), t.tasks.Close(), t.objs.Close())
+	errs = append(errs, t.slots.close(), closeLinks(append(t.links, t.verbs.close()...)), t.tasks.Close(), t.objs.Close())
 	t.freed, t.closeErr = true, errors.Join(errs...)
 	return t.closeErr
 }

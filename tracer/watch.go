@@ -50,6 +50,11 @@ type WatchOptions struct {
 	// Kinds selects the kinds of records; empty selects all. Losses are
 	// always reported.
 	Kinds []mm.Kind
+	// Registrations includes records of kind Register and Deregister, which
+	// the tracer must have been opened for ([Options].Registrations), and user
+	// stacks of them and of the changes that touch what was registered
+	// ([Stream.Stack]). A record with a stack takes 4 KiB of the ring.
+	Registrations bool
 	// RingBytes is the size of the ring between the kernel side and Read: a
 	// power of two, at least the page size. 0: 8 MiB, about 61,000 records.
 	RingBytes int
@@ -86,6 +91,9 @@ func (t *Tracer) Watch(target Target, o WatchOptions) (*Stream, error) {
 			kinds |= 1 << k
 		}
 	}
+	if o.Registrations && t.verbs == nil {
+		return nil, errNoRegistrations
+	}
 	if err := t.begin(); err != nil {
 		return nil, err
 	}
@@ -105,11 +113,17 @@ func (t *Tracer) Watch(target Target, o WatchOptions) (*Stream, error) {
 }
 
 func (t *Tracer) watch(target Target, o WatchOptions, kinds uint32) (*Stream, error) {
-	sl, err := t.slots.take(shape{ring: o.RingBytes})
+	flags := uint32(slotSpace)
+	if o.Registrations {
+		flags |= slotStacks
+	} else {
+		kinds &^= 1<<mm.Register | 1<<mm.Deregister
+	}
+	sl, err := t.slots.take(shape{ring: o.RingBytes, track: o.Registrations})
 	if err != nil {
 		return nil, err
 	}
-	if err := t.slots.activate(sl, slotConf{Flags: slotSpace, BeginKinds: kinds, EndKinds: kinds}); err != nil {
+	if err := t.slots.activate(sl, slotConf{Flags: flags, BeginKinds: kinds, EndKinds: kinds}); err != nil {
 		return nil, errors.Join(err, t.slots.retire(sl))
 	}
 	s, err := newStream(t, sl, target.kind == targetAll)

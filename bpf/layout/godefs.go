@@ -11,6 +11,7 @@ import "C"
 // The structures of ummu.h.
 type (
 	Record   C.struct_ummu_record
+	Stack    C.struct_ummu_stack
 	Status   C.struct_ummu_status
 	Epoch    C.struct_ummu_epoch
 	Interest C.struct_ummu_interest
@@ -69,6 +70,10 @@ const (
 	HookExitMmapKprobe       = C.UMMU_HOOK_EXIT_MMAP_KPROBE
 	HookNotifierStartFentry2 = C.UMMU_HOOK_NOTIFIER_START_FENTRY2
 	HookNotifierEndFentry2   = C.UMMU_HOOK_NOTIFIER_END_FENTRY2
+	HookRegisterEnter        = C.UMMU_HOOK_REGISTER_ENTER
+	HookRegisterExit         = C.UMMU_HOOK_REGISTER_EXIT
+	HookVerbs                = C.UMMU_HOOK_VERBS
+	HookVerbsReturn          = C.UMMU_HOOK_VERBS_RETURN
 	HookKVMWitness           = C.UMMU_HOOK_KVM_WITNESS
 	HookSysEnterCopy         = C.UMMU_HOOK_SYS_ENTER_COPY
 	HookSysExitCopy          = C.UMMU_HOOK_SYS_EXIT_COPY

@@ -25,8 +25,19 @@ type (
 		Phase     uint8
 		Hook      uint8
 		Abi       uint8
-		Reserved  [6]uint8
+		By        uint8
+		All       uint8
+		Reserved  [4]uint8
 		Comm      [16]int8
+	}
+	Stack struct {
+		Pc       uint64
+		Sp       uint64
+		Fp       uint64
+		Lr       uint64
+		Size     uint32
+		Reserved uint32
+		Memory   [4096]uint8
 	}
 	Status struct {
 		Generation uint64
@@ -125,6 +136,10 @@ const (
 	HookExitMmapKprobe       = 0x16
 	HookNotifierStartFentry2 = 0x17
 	HookNotifierEndFentry2   = 0x18
+	HookRegisterEnter        = 0x1a
+	HookRegisterExit         = 0x1b
+	HookVerbs                = 0x1c
+	HookVerbsReturn          = 0x1d
 	HookKVMWitness           = 0x19
 	HookSysEnterCopy         = 0x28
 	HookSysExitCopy          = 0x29

@@ -28,6 +28,7 @@ import (
 // structs are the structures of ummu.h, by their name in C.
 var structs = map[string]reflect.Type{
 	"ummu_record":   reflect.TypeFor[layout.Record](),
+	"ummu_stack":    reflect.TypeFor[layout.Stack](),
 	"ummu_status":   reflect.TypeFor[layout.Status](),
 	"ummu_epoch":    reflect.TypeFor[layout.Epoch](),
 	"ummu_interest": reflect.TypeFor[layout.Interest](),
