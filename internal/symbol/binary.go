@@ -39,6 +39,8 @@ type image struct {
 	framesOnce sync.Once
 	frames     frameTable
 
+	resolved map[uint64][]Frame // what is known already; of the resolver, which locks
+
 	linesOnce sync.Once
 	debug     *elf.File // where DWARF is: elf, or a file of its own
 	debugFile *os.File  // that file, nil if it is elf's
@@ -56,7 +58,7 @@ func openImage(f *os.File, name string) (*image, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", name, err)
 	}
-	return &image{name: name, file: f, elf: e, buildID: buildID(e)}, nil
+	return &image{name: name, file: f, elf: e, buildID: buildID(e), resolved: make(map[uint64][]Frame)}, nil
 }
 
 func (m *image) close() error {

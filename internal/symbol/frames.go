@@ -20,6 +20,7 @@ type frameTable struct {
 	index     []indexEntry
 	entries   map[uint64]*frame.FrameDescriptionEntry // by address; nil: damaged
 	all       frame.FrameDescriptionEntries
+	rules     map[uint64]*frame.FrameContext // by address; nil: there is none
 }
 
 // indexEntry is a row of .eh_frame_hdr: the first address of a function, and
@@ -34,6 +35,13 @@ func (m *image) rule(a uint64) (fc *frame.FrameContext) {
 		}
 	}()
 	m.framesOnce.Do(m.loadFrames)
+	if fc, ok := m.frames.rules[a]; ok {
+		return fc
+	}
+	if len(m.frames.rules) >= maxResolved {
+		clear(m.frames.rules)
+	}
+	m.frames.rules[a] = nil
 	fde := m.frames.find(a)
 	if fde == nil {
 		return nil
@@ -42,11 +50,13 @@ func (m *image) rule(a uint64) (fc *frame.FrameContext) {
 	if err != nil {
 		return nil
 	}
+	m.frames.rules[a] = fc
 	return fc
 }
 
 func (m *image) loadFrames() {
 	t := &m.frames
+	t.rules = make(map[uint64]*frame.FrameContext)
 	if s := m.elf.Section(".eh_frame"); s != nil {
 		t.eh, t.ehAddress = section(m.elf, ".eh_frame"), s.Addr
 	}

@@ -112,15 +112,17 @@ func openMapped(pid int, m *mapping) (*os.File, error) {
 	}
 	// Without the capability for map_files, or if the mapping was split since:
 	// by name, as the process sees it.
-	g, err2 := os.Open(fmt.Sprintf("/proc/%d/root%s", pid, m.path))
-	if err2 != nil {
-		return nil, err
-	}
-	if id, err := idOf(g); err != nil || id != m.file {
+	for _, name := range []string{fmt.Sprintf("/proc/%d/root%s", pid, m.path), m.path} { // it may have ended
+		g, err := os.Open(name)
+		if err != nil {
+			continue
+		}
+		if id, err := idOf(g); err == nil && id == m.file {
+			return g, nil
+		}
 		g.Close()
-		return nil, fmt.Errorf("%s is another file now", m.path)
 	}
-	return g, nil
+	return nil, err
 }
 
 // idOf is the identity of an open file as /proc/PID/maps prints it.

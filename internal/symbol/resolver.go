@@ -3,9 +3,12 @@
 package symbol
 
 import (
+	"cmp"
 	"errors"
 	"os"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/ummu/ummu/mm"
 )
@@ -15,6 +18,8 @@ type Resolver struct {
 	mu     sync.Mutex // guards everything
 	procs  map[int]*process
 	images map[fileID]*image // nil: cannot be read
+	side   *sideband         // nil: there is none
+	all    bool              // follow every process
 	stats  Stats
 }
 
@@ -24,6 +29,8 @@ type Stats struct {
 	Stacks uint64
 	// Unmapped of them began outside every mapping that is known.
 	Unmapped uint64
+	// Overruns: the kernel's account of mappings had gaps.
+	Overruns uint64
 	// Unreadable files could not be opened or are no ELF files.
 	Unreadable uint64
 }
@@ -32,11 +39,76 @@ type Stats struct {
 type process struct {
 	maps  []mapping
 	stale bool // something was mapped or unmapped since
+	told  bool // the kernel told everything from its first mapping on
 }
 
 // New returns an empty resolver. Close frees it.
 func New() *Resolver {
 	return &Resolver{procs: make(map[int]*process), images: make(map[fileID]*image)}
+}
+
+// Watch makes the resolver follow the mappings of the processes that it has
+// snapshots of, and of their descendants, by what the kernel tells; with all, of
+// every process. Without it what a process maps and executes is read from /proc
+// when it is needed, which fails if the process has ended by then. It needs
+// CAP_PERFMON.
+func (r *Resolver) Watch(all bool) error {
+	side, err := newSideband()
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.side != nil {
+		return side.close()
+	}
+	r.side, r.all = side, all
+	return nil
+}
+
+// Advance says that the next questions are about the time at, of
+// CLOCK_MONOTONIC, or later. It returns the processes that have mapped code
+// since it was last called, once each.
+func (r *Resolver) Advance(at time.Duration) (mapped []int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.side == nil {
+		return nil
+	}
+	for _, e := range r.side.take(at) {
+		p := r.procs[e.pid]
+		if p == nil && !r.all {
+			continue
+		}
+		switch e.kind {
+		case eventExec:
+			r.procs[e.pid] = &process{told: true}
+		case eventFork:
+			child := &process{told: true}
+			if p != nil {
+				child.maps = slices.Clone(p.maps)
+			}
+			r.procs[e.child] = child
+		case eventMapped:
+			if p == nil {
+				p = &process{}
+				r.procs[e.pid] = p
+			}
+			p.maps = put(p.maps, e.m)
+			r.open(e.pid, &e.m)
+			if !slices.Contains(mapped, e.pid) {
+				mapped = append(mapped, e.pid)
+			}
+		}
+	}
+	if r.side.lost {
+		r.side.lost = false
+		r.stats.Overruns++
+		for _, p := range r.procs {
+			p.stale, p.told = true, false
+		}
+	}
+	return mapped
 }
 
 // Close closes all files.
@@ -48,6 +120,10 @@ func (r *Resolver) Close() error {
 		if m != nil {
 			errs = append(errs, m.close())
 		}
+	}
+	if r.side != nil {
+		errs = append(errs, r.side.close())
+		r.side = nil
 	}
 	r.images, r.procs = make(map[fileID]*image), make(map[int]*process)
 	return errors.Join(errs...)
@@ -77,44 +153,100 @@ func (r *Resolver) snapshot(pid int) error {
 		return err
 	}
 	for i := range ms {
-		m := &ms[i]
-		if m.file.inode == 0 {
-			continue
-		}
-		if _, ok := r.images[m.file]; ok {
-			continue
-		}
-		var im *image
-		f, err := openMapped(pid, m)
-		if err == nil {
-			if im, err = openImage(f, m.path); err != nil {
-				f.Close()
-			}
-		}
-		if err != nil {
-			r.stats.Unreadable++
-		}
-		r.images[m.file] = im
+		r.open(pid, &ms[i])
 	}
 	r.procs[pid] = &process{maps: ms}
 	return nil
 }
 
-// Stale says that executable mappings of a process have changed, or that it
-// executes another program: they are read again when they are needed.
+// open opens the file of a mapping, if it is not open yet.
+func (r *Resolver) open(pid int, m *mapping) {
+	if m.file.inode == 0 {
+		return
+	}
+	if _, ok := r.images[m.file]; ok {
+		return
+	}
+	var im *image
+	f, err := openMapped(pid, m)
+	if err == nil {
+		if im, err = openImage(f, m.path); err != nil {
+			f.Close()
+		}
+	}
+	if err != nil {
+		r.stats.Unreadable++
+	}
+	r.images[m.file] = im
+}
+
+// put adds a mapping, in the place of what was there.
+func put(ms []mapping, m mapping) []mapping {
+	var out []mapping
+	for _, x := range ms {
+		if !x.Overlaps(m.Range) {
+			out = append(out, x)
+			continue
+		}
+		if x.Start < m.Start {
+			head := x
+			head.End = m.Start
+			out = append(out, head)
+		}
+		if m.End < x.End {
+			tail := x
+			tail.Start = m.End
+			tail.offset += uint64(m.End - x.Start)
+			out = append(out, tail)
+		}
+	}
+	out = append(out, m)
+	slices.SortFunc(out, func(a, b mapping) int { return cmp.Compare(a.Start, b.Start) })
+	return out
+}
+
+// Stale says that executable mappings of a process have changed: they are read
+// again when they are needed.
 func (r *Resolver) Stale(pid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.procs[pid]; p != nil {
+	if p := r.procs[pid]; p != nil && r.side == nil {
 		p.stale = true
 	}
+}
+
+// Exec says that a process executes another program: nothing of what is known
+// holds, even if the new one ends before anybody looks.
+func (r *Resolver) Exec(pid int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.side == nil { // else it is told so in time
+		delete(r.procs, pid)
+	}
+}
+
+// Modules lists the files of which a process has code mapped, as it sees them
+// and as of the last snapshot.
+func (r *Resolver) Modules(pid int) (names []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.procs[pid]
+	if p == nil {
+		return nil
+	}
+	for i := range p.maps {
+		if m := &p.maps[i]; m.file.inode != 0 && !slices.Contains(names, m.path) {
+			names = append(names, m.path)
+		}
+	}
+	return names
 }
 
 // Fork says that child begins with the mappings of parent.
 func (r *Resolver) Fork(parent, child int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if p := r.procs[parent]; p != nil {
+	if p := r.procs[parent]; p != nil && r.side == nil {
 		r.procs[child] = &process{maps: p.maps, stale: true}
 	}
 }
@@ -130,7 +262,7 @@ func (r *Resolver) Exit(pid int) {
 // if there is none.
 func (r *Resolver) current(pid int, a mm.Addr) *process {
 	p := r.procs[pid]
-	if p == nil || p.stale || find(p.maps, a) == nil {
+	if p == nil || p.stale || find(p.maps, a) == nil && !p.told {
 		if r.snapshot(pid) == nil {
 			return r.procs[pid]
 		}
@@ -211,6 +343,14 @@ func (r *Resolver) resolve(p *process, pcs []mm.Addr) []Frame {
 		if i > 0 {
 			f.Offset++
 		}
+		if fs, ok := im.resolved[at]; ok {
+			for _, x := range fs {
+				x.Addr, x.Module, x.Offset, x.BuildID = f.Addr, f.Module, f.Offset, f.BuildID
+				out = append(out, x)
+			}
+			continue
+		}
+		from := len(out)
 		name := im.function(at)
 		var ps []place
 		if im.lines != nil {
@@ -220,9 +360,7 @@ func (r *Resolver) resolve(p *process, pcs []mm.Addr) []Frame {
 			ps = []place{g}
 		}
 		if len(ps) == 0 {
-			f.Func = demangled(name)
-			out = append(out, f)
-			continue
+			ps = []place{{name: name}}
 		}
 		for j, x := range ps {
 			f.Func, f.File, f.Line, f.Inlined = demangled(x.name), x.file, x.line, x.inlined
@@ -231,9 +369,16 @@ func (r *Resolver) resolve(p *process, pcs []mm.Addr) []Frame {
 			}
 			out = append(out, f)
 		}
+		if len(im.resolved) >= maxResolved {
+			clear(im.resolved)
+		}
+		im.resolved[at] = slices.Clone(out[from:])
 	}
 	return out
 }
+
+// maxResolved bounds the addresses that are remembered of a file.
+const maxResolved = 1 << 16
 
 // Stacks numbers stacks: equal ones once. The zero value is ready. It is not
 // safe for concurrent use.
