@@ -424,12 +424,14 @@ func openKey(r *mm.Record) uint64 {
 }
 
 func (e *Engine) change(s *space, r *mm.Record) {
-	if r.Phase == mm.PhaseEnd {
-		e.settle(s, r)
+	if e.o.BeginsOnly {
+		if r.Phase == mm.PhaseBegin || r.Flags&mm.Unpaired != 0 {
+			e.took(s, r, r)
+		}
 		return
 	}
-	if e.o.BeginsOnly {
-		e.took(s, r, r)
+	if r.Phase == mm.PhaseEnd {
+		e.settle(s, r)
 		return
 	}
 	k := openKey(r)

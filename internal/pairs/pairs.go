@@ -42,7 +42,12 @@ func New(beginsOnly bool, emit func(*Change) error) *Joiner {
 // and none after it, and neither arguments nor results of calls.
 func BeginsOnly(tier string) bool { return strings.HasPrefix(tier, "notifier/") || tier == "mm" }
 
+func registers(r *mm.Record) bool { return r.Kind == mm.Register || r.Kind == mm.Deregister }
+
 func pairKey(r *mm.Record) uint64 {
+	if registers(r) { // a library may change mappings inside
+		return 2<<32 | uint64(r.TID)
+	}
 	if r.Call.ABI == mm.ABIIOUring {
 		return uringKey(r)
 	}
@@ -58,13 +63,13 @@ func (p *Joiner) out(r *mm.Record, open bool) error {
 
 // Add takes the next record of the stream.
 func (p *Joiner) Add(r *mm.Record) error {
-	if p.beginsOnly {
+	if p.beginsOnly && !registers(r) {
 		return p.out(r, r.Phase == mm.PhaseBegin)
 	}
 	key := pairKey(r)
 	if r.Phase == mm.PhaseBegin {
 		list := p.pending[key]
-		if len(list) > 0 && (len(list) >= maxPending || r.Call.ABI != mm.ABIIOUring && !sameVector(&list[0], r)) {
+		if len(list) > 0 && (len(list) >= maxPending && !registers(r) || r.Call.ABI != mm.ABIIOUring && !sameVector(&list[0], r)) {
 			// The task is in another call: the ends of the former are not seen any more.
 			if err := p.flush(list); err != nil {
 				return err
@@ -78,6 +83,8 @@ func (p *Joiner) Add(r *mm.Record) error {
 	case r.Kind == mm.Exit && r.Flags&mm.SpaceDeath == 0:
 		list := p.pending[key]
 		delete(p.pending, key)
+		list = append(list, p.pending[2<<32|key]...)
+		delete(p.pending, 2<<32|key)
 		if r.Flags&mm.LastTask != 0 {
 			ring := uringKey(r)
 			list = append(list, p.pending[ring]...)
@@ -87,7 +94,7 @@ func (p *Joiner) Add(r *mm.Record) error {
 			return err
 		}
 		return p.out(r, false)
-	case r.Call.ABI == mm.ABINone:
+	case r.Call.ABI == mm.ABINone && !registers(r):
 		return p.out(r, false)
 	}
 	list := p.pending[key]
@@ -107,7 +114,7 @@ func (p *Joiner) Add(r *mm.Record) error {
 		return nil
 	}
 	end := *r
-	end.Time = list[i].Time
+	end.Time, end.Stack = list[i].Time, list[i].Stack
 	p.pending[key] = append(list[:i], list[i+1:]...)
 	return p.out(&end, false)
 }
@@ -116,7 +123,7 @@ func (p *Joiner) Add(r *mm.Record) error {
 func match(list []mm.Record, end *mm.Record) int {
 	for i := len(list) - 1; i >= 0; i-- {
 		b := &list[i]
-		if b.Call == end.Call && (end.Call.ABI != mm.ABIIOUring || b.Range == end.Range) {
+		if b.Call == end.Call && (b.Kind == end.Kind || !registers(b) || end.Flags&b.Flags&mm.Vector != 0) && (end.Call.ABI != mm.ABIIOUring || b.Range == end.Range) {
 			return i
 		}
 	}

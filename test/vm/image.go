@@ -16,6 +16,7 @@ import (
 	"github.com/ummu/ummu/internal/truth"
 	"github.com/ummu/ummu/test/extras"
 	"github.com/ummu/ummu/test/injectees"
+	"github.com/ummu/ummu/test/planted"
 	"github.com/ummu/ummu/test/tracees"
 	"github.com/ummu/ummu/test/vm/wire"
 )
@@ -74,6 +75,9 @@ func build(ctx context.Context, dir, repo string, suites []suite, rdma bool) (*p
 		return nil, err
 	}
 	if _, err := injectees.Build(programs); err != nil {
+		return nil, err
+	}
+	if _, err := planted.Build(ctx, programs); err != nil {
 		return nil, err
 	}
 	if _, err := truth.Build(programs); err != nil {
