@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/detector"
+	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
 )
@@ -86,6 +88,7 @@ when it is full, and at least each second when there is something to write.`,
 // at once: a program that runs on may do so for long.
 type recorder struct {
 	*blocks
+	found
 	stderr io.Writer
 	tier   string
 	told   bool
@@ -106,11 +109,12 @@ func (r *recorder) end(s *recording.Summary) error {
 	if err := r.fail(r.blocks.end(s)); err != nil {
 		return err
 	}
-	return write(r.stderr, summaryTable(nil, s, r.tier))
+	return write(r.stderr, summaryTable(r.text, s, r.tier))
 }
 
 func newReplay(s command.Streams) *cobra.Command {
 	var f streamFlags
+	var o staleOptions
 	cmd := &cobra.Command{
 		Use:   "replay [flags] FILE",
 		Short: "Show a recording as if it happened now",
@@ -128,15 +132,19 @@ prints what is whole, says what is wrong, and exits with code 5.`,
 			if err != nil {
 				return err
 			}
-			return closeOutput(out, replay(file, &f, out))
+			if err := o.validate(); err != nil {
+				return err
+			}
+			return closeOutput(out, replay(file, &f, &o, out))
 		},
 	}
 	f.register(cmd)
+	o.register(cmd)
 	cmd.Flags().StringVar(&f.output, "output", "", `file for the records, "-" is standard output`)
 	return cmd
 }
 
-func replay(r io.Reader, f *streamFlags, out *output) error {
+func replay(r io.Reader, f *streamFlags, o *staleOptions, out *output) error {
 	rd, err := recording.NewReader(r, hookName)
 	if err != nil {
 		return fmt.Errorf("read recording: %w", err)
@@ -147,10 +155,22 @@ func replay(r io.Reader, f *streamFlags, out *output) error {
 		return err
 	}
 	v := newView(&f.filter, sk, meta.Tier)
+	if st, ok := sk.(stacker); ok {
+		st.stacks(rd.Frames)
+	}
+	if o.registrations {
+		v.hunt = &hunt{Detector: detector.Replay(rd.Frames, detector.Options{BeginsOnly: pairs.BeginsOnly(meta.Tier)})}
+		if err := v.hunt.show(sk, meta); err != nil {
+			return err
+		}
+	}
 	var rec mm.Record
 	for {
 		if err = rd.Read(&rec); err != nil {
 			break
+		}
+		if v.hunt != nil {
+			v.hunt.Record(&rec, mm.Stack{})
 		}
 		if err := v.record(&rec); err != nil {
 			return fmt.Errorf("write records: %w", err)
@@ -174,6 +194,8 @@ func replay(r io.Reader, f *streamFlags, out *output) error {
 		return err
 	case f.failOnLoss && incomplete(sum):
 		return command.Exit(command.ExitIncomplete, nil)
+	case o.failOnStale:
+		return v.hunt.exit(sum)
 	}
 	return nil
 }

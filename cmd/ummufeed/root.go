@@ -34,7 +34,7 @@ The programs are neither stopped nor changed.
 		},
 	}
 	root.SetVersionTemplate("{{.Version}}\n")
-	root.AddCommand(newCheck(s), newRun(s), newTrace(s), newRecord(s), newReplay(s), newDemo(s), newServe(s), newStatus(s), newVersion(s), target.NewSelfTestChild())
+	root.AddCommand(newCheck(s), newRun(s), newTrace(s), newRecord(s), newReplay(s), newExplain(s), newDemo(s), newServe(s), newStatus(s), newVersion(s), target.NewSelfTestChild())
 	return root
 }
 

@@ -43,6 +43,11 @@ The exit code is CMD's: 128 + N if signal N killed it, 127 if it was not found,
 its children; a second one kills them. The summary is printed in any case.
 With --fail-on-loss the exit code is 5 if events were lost and CMD succeeded.
 
+With --registrations memory that CMD registers with io_uring or with libibverbs is
+followed: a change that takes pages away under a live registration is printed at the
+end (with -o ndjson as it comes), with both stacks. With --fail-on-stale the exit code
+is 6 then, whatever CMD's is. What it can and cannot see: docs/detector.md.
+
 ` + target.TierHelp + `
 --tier notifier makes a notifier (an empty KVM machine) in each address space of
 the tree before its first instruction: every task of the tree is traced by ptrace
@@ -74,20 +79,30 @@ func (o *runOptions) register(cmd *cobra.Command) {
 
 // watchOptions are common to all that watch.
 type watchOptions struct {
+	staleOptions
 	follow bool
 	ring   command.Size
 	tier   target.Tier
 }
 
 func (o *watchOptions) register(cmd *cobra.Command) {
-	o.ring = 8 << 20
+	o.staleOptions.register(cmd)
+	o.ring = defaultRing
 	cmd.Flags().BoolVarP(&o.follow, "follow", "f", true, "children and what they execute too")
 	o.tier.Register(cmd)
 	cmd.Flags().Var(&o.ring, "ring", "size of the ring between kernel and program: a power of two, at least a page")
 }
 
+const defaultRing = 8 << 20
+
 func (o *watchOptions) options() (tracer.WatchOptions, error) {
-	w := tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring)}
+	if o.registrations && o.ring == defaultRing {
+		o.ring = ringForStacks
+	}
+	w := tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring), Registrations: o.registrations}
+	if err := o.staleOptions.validate(); err != nil {
+		return w, err
+	}
 	if o.ring == 0 || o.ring > 1<<30 {
 		return w, command.Usagef("--ring %d is out of range", o.ring)
 	}
@@ -197,7 +212,7 @@ func startAndWatch(s command.Streams, f *streamFlags, o *runOptions, argv []stri
 	if err != nil {
 		return err
 	}
-	tr, why, err := o.tier.Open(context.Background(), s.Log())
+	tr, why, err := o.tier.OpenWith(context.Background(), s.Log(), tracer.Options{Registrations: o.registrations})
 	if err != nil {
 		return err
 	}
@@ -208,6 +223,14 @@ func startAndWatch(s command.Streams, f *streamFlags, o *runOptions, argv []stri
 		return err
 	}
 	meta.Command = argv
+	var h *hunt
+	if o.registrations {
+		if h, err = newHunt(tr, false); err != nil {
+			return err
+		}
+		defer h.Close()
+		h.Program(path)
+	}
 	var tree *inject.Tree // with the notifier tier
 	if o.tier.Notifier() {
 		if tree, err = inject.NewTree(); err != nil {
@@ -248,11 +271,15 @@ func startAndWatch(s command.Streams, f *streamFlags, o *runOptions, argv []stri
 	}
 	defer st.Close()
 	sk, err := open(meta)
+	if err == nil && h != nil {
+		err = errors.Join(h.Process(c.PID), h.show(sk, meta))
+	}
 	if err != nil {
 		c.Abandon()
 		return err
 	}
 	se := &session{sources: []source{st}, view: newView(&f.filter, sk, meta.Tier)}
+	se.view.hunt = h
 	if sig := first.Load(); sig != 0 {
 		c.Abandon() // it has not run
 		return command.Exit(128+int(sig), nil)
@@ -281,6 +308,11 @@ func startAndWatch(s command.Streams, f *streamFlags, o *runOptions, argv []stri
 		return err
 	}
 	code := c.Code()
+	if o.failOnStale && outErr == nil {
+		if err := h.exit(sum); err != nil && (code == 0 || command.ExitCode(err) == command.ExitStale) {
+			return err
+		}
+	}
 	switch {
 	case outErr != nil && !errors.Is(outErr, syscall.EPIPE):
 		return fmt.Errorf("write records: %w", outErr)

@@ -56,13 +56,18 @@ func (s *session) run() error {
 
 func (s *session) read(src source) error {
 	var r mm.Record
+	stacked, _ := src.(interface{ Stack() mm.Stack })
 	next := time.Now().Add(tick)
 	src.SetDeadline(next)
 	for n := 0; ; n++ {
 		err := src.Read(&r)
 		switch {
 		case err == nil:
-			s.take(&r)
+			var st mm.Stack
+			if stacked != nil {
+				st = stacked.Stack()
+			}
+			s.take(&r, st)
 		case errors.Is(err, tracer.ErrFlushed), errors.Is(err, os.ErrClosed):
 			return nil
 		case !errors.Is(err, os.ErrDeadlineExceeded):
@@ -79,7 +84,7 @@ func (s *session) read(src source) error {
 	}
 }
 
-func (s *session) take(r *mm.Record) {
+func (s *session) take(r *mm.Record, st mm.Stack) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.sources) > 1 {
@@ -88,6 +93,9 @@ func (s *session) take(r *mm.Record) {
 	}
 	if s.onRecord != nil {
 		s.onRecord(r)
+	}
+	if s.view.hunt != nil {
+		s.view.hunt.Record(r, st)
 	}
 	if s.err == nil {
 		s.err = s.view.record(r)

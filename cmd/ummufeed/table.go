@@ -13,6 +13,7 @@ import (
 
 	"github.com/ummu/ummu/internal/calls"
 	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/detector"
 	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/mm"
@@ -20,6 +21,7 @@ import (
 
 // table writes lines for people, in the manner of strace.
 type table struct {
+	found
 	out    *bufio.Writer
 	calls  *calls.Table
 	zero   time.Time
@@ -146,6 +148,8 @@ func (t *table) what(r *mm.Record, open bool) {
 		if r.ChildTID != r.ChildPID {
 			t.buf = strconv.AppendUint(append(t.buf, '/'), uint64(r.ChildTID), 10)
 		}
+	case r.Kind == mm.Register || r.Kind == mm.Deregister:
+		t.registration(r, open)
 	case r.Call.ABI == mm.ABINone:
 		t.buf = append(t.buf, '-')
 	case pairs.BeginsOnly(t.tier):
@@ -176,8 +180,28 @@ var colours = [16]string{
 
 func (t *table) flush() error { return t.out.Flush() }
 
+// registration is what is registered, by which call.
+func (t *table) registration(r *mm.Record, open bool) {
+	t.buf = append(t.buf, detector.Describe(&r.Registration)...)
+	if name := t.calls.Name(r.Call); name != "" {
+		t.buf = append(append(append(t.buf, " by "...), name...), '(')
+		if t.calls.HasArgs(r.Call) {
+			t.buf = t.calls.AppendArgs(t.buf, r.Call, r.Arg)
+		}
+		t.buf = append(t.buf, ')')
+	}
+	switch {
+	case open:
+		t.buf = append(t.buf, " = ?"...)
+	case r.Ret < 0 && r.Registration.By == mm.ByVerbs:
+		t.buf = append(t.buf, " failed"...)
+	case r.Ret != 0:
+		t.buf = t.calls.AppendResult(append(t.buf, " = "...), r.Call, r.Ret)
+	}
+}
+
 func (t *table) end(s *recording.Summary) error {
-	if err := write(t.out, summaryTable(nil, s, t.tier)); err != nil {
+	if err := write(t.out, summaryTable(t.text, s, t.tier)); err != nil {
 		return err
 	}
 	return t.out.Flush()
@@ -193,6 +217,9 @@ func summaryTable(b []byte, s *recording.Summary, tier string) []byte {
 	}
 	for _, g := range s.Gaps {
 		b = fmt.Appendf(b, "gap: %s: %s\n", g.Name, g.What)
+	}
+	if s.Registrations > 0 || s.Stale > 0 {
+		b = fmt.Appendf(b, "stale: %d of %d registrations\n", s.Stale, s.Registrations)
 	}
 	if s.Complete {
 		return fmt.Appendf(b, "complete: %d records, 0 lost, tier %s\n", s.Records, tier)

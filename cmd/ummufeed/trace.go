@@ -111,7 +111,7 @@ func traceTargets(s command.Streams, f *streamFlags, t *targets, open func(*reco
 		defer p.Close()
 		ps = append(ps, p)
 	}
-	tr, why, err := t.tier.Open(context.Background(), s.Log())
+	tr, why, err := t.tier.OpenWith(context.Background(), s.Log(), tracer.Options{Registrations: t.registrations})
 	if err != nil {
 		return err
 	}
@@ -122,6 +122,15 @@ func traceTargets(s command.Streams, f *streamFlags, t *targets, open func(*reco
 		return err
 	}
 	meta.PIDs = t.pids
+	var h *hunt
+	if t.registrations {
+		if h, err = newHunt(tr, t.all); err != nil {
+			return err
+		}
+		defer h.Close()
+		h.Program("")
+		meta.Gaps = append(meta.Gaps, gapRegistered)
+	}
 	if t.inject {
 		machines, err := injectAll(ps)
 		defer func() {
@@ -148,6 +157,11 @@ func traceTargets(s command.Streams, f *streamFlags, t *targets, open func(*reco
 		if err := watch(tracer.PIDFD(p.FD)); err != nil {
 			return err
 		}
+		if h != nil {
+			if err := h.Process(p.PID); err != nil {
+				return err
+			}
+		}
 	}
 	if t.all {
 		if err := watch(tracer.All()); err != nil {
@@ -159,6 +173,12 @@ func traceTargets(s command.Streams, f *streamFlags, t *targets, open func(*reco
 		return err
 	}
 	se.view = newView(&f.filter, sk, meta.Tier)
+	if h != nil {
+		if err := h.show(sk, meta); err != nil {
+			return err
+		}
+		se.view.hunt = h
+	}
 	stopped := false
 	stopOnce := func() {
 		if !stopped {
@@ -198,9 +218,14 @@ func traceTargets(s command.Streams, f *streamFlags, t *targets, open func(*reco
 		return fmt.Errorf("write records: %w", outErr)
 	case f.failOnLoss && incomplete(sum):
 		return command.Exit(command.ExitIncomplete, nil)
+	case t.failOnStale:
+		return h.exit(sum)
 	}
 	return nil
 }
+
+// gapRegistered is of streams of processes that ran before.
+var gapRegistered = recording.Gap{Name: "registered-before", What: "registrations that were made before the watch was opened"}
 
 // injectAll gives each process a notifier. A signal waits until that is done:
 // to be killed meanwhile would kill the process.

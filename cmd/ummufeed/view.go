@@ -8,8 +8,11 @@ import (
 	"io"
 	"time"
 
+	"github.com/ummu/ummu/internal/detector"
+	"github.com/ummu/ummu/internal/findings"
 	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/recording"
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -27,6 +30,7 @@ type view struct {
 	filter  *filter
 	sink    sink
 	pairs   *pairs.Joiner
+	hunt    *hunt // nil: stale registrations are not looked for
 	tier    string
 	byKind  [256]uint64
 	changes [256]recording.Count
@@ -78,6 +82,11 @@ func (v *view) end(lostAt []string, reason string) (*recording.Summary, error) {
 		return nil, err
 	}
 	s := &v.sum
+	if v.hunt != nil {
+		if err := v.hunt.end(s); err != nil {
+			return nil, err
+		}
+	}
 	s.ByKind, s.Changes = map[string]uint64{}, map[string]recording.Count{}
 	var all uint64
 	for k, n := range v.byKind {
@@ -97,6 +106,9 @@ func (v *view) end(lostAt []string, reason string) (*recording.Summary, error) {
 	}
 	if len(s.Gaps) > 0 && s.Reason == "" {
 		s.Reason = fmt.Sprintf("not seen: %d address space(s)", len(s.Gaps))
+		if v.hunt != nil {
+			s.Reason = "not seen: " + s.Gaps[0].What
+		}
 	}
 	s.Complete = s.Reason == ""
 	return s, v.sink.end(s)
@@ -120,6 +132,8 @@ type lines struct {
 	quiet    bool
 	phase    mm.Phase // 0: both
 	any      bool
+	report   *detector.Report // nil: findings are not looked for
+	found    []byte           // of a document
 }
 
 func newLines(f *streamFlags, w io.Writer, m *recording.Meta) (*lines, error) {
@@ -166,13 +180,40 @@ func (l *lines) record(r *mm.Record) error {
 func (l *lines) change(*pairs.Change) error { return nil }
 func (l *lines) flush() error               { return l.out.Flush() }
 
+func (l *lines) finds(p *detector.Report) { l.report = p }
+
+func (l *lines) stacks(frames func(uint32) []symbol.Frame) { l.enc.Stacks(frames) }
+
+// finding writes a line; a document has them at its end.
+func (l *lines) finding(f *findings.Finding, final bool) (err error) {
+	if !l.document {
+		if l.buf, err = l.report.AppendLine(l.buf[:0], f, final); err != nil {
+			return err
+		}
+		return write(l.out, l.buf)
+	}
+	if !final {
+		return nil
+	}
+	if len(l.found) > 0 {
+		l.found = append(l.found, ',')
+	}
+	l.found, err = l.report.AppendObject(append(l.found, '\n'), f, true)
+	return err
+}
+
 func (l *lines) end(s *recording.Summary) error {
 	b, err := recording.AppendSummary(nil, s)
 	if err != nil {
 		return err
 	}
 	if l.document {
-		b = append([]byte("\n],"), b[1:]...) // {"summary":{...}} without its first brace
+		// {"summary":{...}} without its first brace
+		head := []byte("\n],")
+		if l.report != nil {
+			head = append(append(append(head, `"findings":[`...), l.found...), "\n],"...)
+		}
+		b = append(head, b[1:]...)
 	}
 	if err := write(l.out, b); err != nil {
 		return err
@@ -215,6 +256,8 @@ func (b *blocks) record(r *mm.Record) error {
 	b.buf = b.enc.AppendRecord(b.buf[:0], r)
 	return write(b.out, b.buf)
 }
+
+func (b *blocks) stacks(frames func(uint32) []symbol.Frame) { b.enc.Stacks(frames) }
 
 func (b *blocks) change(*pairs.Change) error { return nil }
 

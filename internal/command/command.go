@@ -28,6 +28,7 @@ const (
 	ExitUnsupported = 3
 	ExitPrivileges  = 4
 	ExitIncomplete  = 5
+	ExitStale       = 6
 
 	ExitNotExecutable = 126 // as a shell
 	ExitNotFound      = 127
@@ -35,7 +36,7 @@ const (
 
 // ExitHelp is what help says about exit codes.
 const ExitHelp = `Exit codes: 0 ok, 1 failure, 2 usage, 3 not supported by this kernel,
-4 privileges are missing, 5 data is incomplete.`
+4 privileges are missing, 5 data is incomplete, 6 stale registrations were found.`
 
 // Streams are the standard streams of a command. A started program gets them
 // as they are; so they are files.

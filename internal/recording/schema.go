@@ -107,6 +107,10 @@ type Summary struct {
 	// Gaps are what was not seen, beyond those of the meta line, e.g. an
 	// address space that could not be given a notifier.
 	Gaps []Gap `json:"gaps,omitempty"`
+	// Registrations were made, and Stale of them went stale, where they were
+	// looked for.
+	Registrations uint64 `json:"registrations,omitempty"`
+	Stale         uint64 `json:"stale,omitempty"`
 	// LostAt says which stage lost the events: "ring", "hook", "recording".
 	LostAt []string `json:"lost_at,omitempty"`
 	// Reason says why Complete is false, in words.

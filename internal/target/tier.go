@@ -71,6 +71,11 @@ func (f *Tier) Register(cmd *cobra.Command) {
 // Open loads the kernel side for a stream, and says why it is that tier. A
 // tier that is asked for is had, or it is an error.
 func (f Tier) Open(ctx context.Context, log *slog.Logger) (t *tracer.Tracer, why string, err error) {
+	return f.OpenWith(ctx, log, tracer.Options{})
+}
+
+// OpenWith is [Tier.Open] with other options; their tier is set.
+func (f Tier) OpenWith(ctx context.Context, log *slog.Logger, o tracer.Options) (t *tracer.Tracer, why string, err error) {
 	if f == "auto" {
 		tier, why, err := selftest.Auto(ctx, StreamTiers(), func(t tracer.Tier) {
 			log.Info("testing a tier, once per boot", "tier", t)
@@ -78,12 +83,14 @@ func (f Tier) Open(ctx context.Context, log *slog.Logger) (t *tracer.Tracer, why
 		if err != nil {
 			return nil, "", err
 		}
-		t, err = tracer.Open(tracer.Options{Tier: tier})
+		o.Tier = tier
+		t, err = tracer.Open(o)
 		return t, strings.Join(slices.DeleteFunc([]string{why, noInjection}, func(s string) bool { return s == "" }), "; "), err
 	}
 	tiers, err := f.Tiers()
 	for _, tier := range tiers {
-		if t, err = tracer.Open(tracer.Options{Tier: tier}); err == nil {
+		o.Tier = tier
+		if t, err = tracer.Open(o); err == nil {
 			break
 		}
 	}
