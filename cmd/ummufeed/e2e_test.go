@@ -118,6 +118,8 @@ func helper(args []string) {
 		next := helperCommand(append(args[1:], "changes")...)
 		must(filterSystemCalls())
 		must(unix.Exec(next[0], next, os.Environ()))
+	case "feed":
+		must(feedClient())
 	case "wait":
 		fmt.Println("ready")
 		in := bufio.NewScanner(os.Stdin)
@@ -443,7 +445,12 @@ type started struct {
 
 func start(t *testing.T, args ...string) *started {
 	t.Helper()
-	s := &started{t: t, cmd: exec.Command(args[0], args[1:]...)}
+	return startCommand(t, exec.Command(args[0], args[1:]...))
+}
+
+func startCommand(t *testing.T, cmd *exec.Cmd) *started {
+	t.Helper()
+	s := &started{t: t, cmd: cmd}
 	out, err := s.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
