@@ -56,20 +56,23 @@ func pinAndUnmap(t testing.TB, r *rig) time.Duration {
 	const buffers, size = 4, 256 << 20
 	base := status(t, "VmPin", "VmLck")
 	blocks := make([]block, buffers)
+	var refs [buffers]regcache.Ref[pinned]
 	for i := range blocks {
 		blocks[i] = mapBlock(t, size/page)
-		ref, err := r.c.Acquire(blocks[i].span(), regcache.LocalWrite)
-		if err != nil {
+		var err error
+		if refs[i], err = r.c.Acquire(blocks[i].span(), regcache.LocalWrite); err != nil {
 			t.Fatal(err)
 		}
-		if ok, why := ref.Cached(); !ok {
+		if ok, why := refs[i].Cached(); !ok {
 			t.Fatalf("not cached: %v", why)
 		}
-		ref.Release()
 	}
 	// pages of an earlier test may have been let go meanwhile
 	if pinned := status(t, "VmPin")[0] - base[0]; pinned < buffers*size/2 {
 		t.Fatalf("%d bytes pinned, want some %d: nothing to see", pinned, buffers*size)
+	}
+	for _, ref := range refs {
+		ref.Release()
 	}
 	for _, b := range blocks {
 		b.unmap(t)
