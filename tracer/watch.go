@@ -9,8 +9,10 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/bpf/layout"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -55,6 +57,9 @@ type WatchOptions struct {
 	// stacks of them and of the changes that touch what was registered
 	// ([Stream.Stack]). A record with a stack takes 4 KiB of the ring.
 	Registrations bool
+	// StacksOf are ranges whose changes have stacks too, where Registrations is
+	// set.
+	StacksOf []mm.Range
 	// RingBytes is the size of the ring between the kernel side and Read: a
 	// power of two, at least the page size. 0: 8 MiB, about 61,000 records.
 	RingBytes int
@@ -126,6 +131,11 @@ func (t *Tracer) watch(target Target, o WatchOptions, kinds uint32) (*Stream, er
 	if err := t.slots.activate(sl, slotConf{Flags: flags, BeginKinds: kinds, EndKinds: kinds}); err != nil {
 		return nil, errors.Join(err, t.slots.retire(sl))
 	}
+	if len(o.StacksOf) > 0 && sl.interest != nil {
+		if err := markInterest(sl.interest, o.StacksOf); err != nil {
+			return nil, errors.Join(err, t.slots.retire(sl))
+		}
+	}
 	s, err := newStream(t, sl, target.kind == targetAll)
 	if err != nil {
 		return nil, errors.Join(err, t.slots.retire(sl))
@@ -142,6 +152,36 @@ func (t *Tracer) watch(target Target, o WatchOptions, kinds uint32) (*Stream, er
 		return nil, errors.Join(err, s.reader.Close(), t.unbind(sl), t.slots.retire(sl))
 	}
 	return s, nil
+}
+
+// markInterest does what mark() of bpf/registrations.bpf.h does, before the
+// kernel side can find the page.
+func markInterest(m *ebpf.Map, ranges []mm.Range) error {
+	var in layout.Interest
+	if err := m.Lookup(uint32(0), &in); err != nil {
+		return fmt.Errorf("read interest page: %w", err)
+	}
+	const granules = 64
+	for _, r := range ranges {
+		if r.Empty() {
+			continue
+		}
+		for level, shift := range []uint{layout.InterestShift0, layout.InterestShift1, layout.InterestShift2} {
+			first, last := uint64(r.Start)>>shift, uint64(r.End-1)>>shift
+			if last-first >= granules {
+				in.Dense[level] = 1
+				continue
+			}
+			for g := first; g <= last; g++ {
+				bit := g * 0x9E3779B97F4A7C15 >> 49 & (layout.InterestBits - 1) // UMMU_INTEREST_HASH
+				in.Bits[level][bit/64] |= 1 << (bit % 64)
+			}
+		}
+	}
+	if err := m.Put(uint32(0), &in); err != nil {
+		return fmt.Errorf("write interest page: %w", err)
+	}
+	return nil
 }
 
 // bind makes the address space and the process of target refer to the slot.
