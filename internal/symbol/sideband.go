@@ -164,7 +164,7 @@ func (s *sideband) read(data []byte, tail, head uint64) {
 	for tail < head {
 		at := tail % size
 		n := uint64(binary.NativeEndian.Uint16(data[at+6:])) // headers do not wrap: 8 bytes, aligned
-		if n < 8 || n > head-tail {
+		if n < 8 || n%8 != 0 || n > head-tail {
 			s.lost = true
 			return
 		}

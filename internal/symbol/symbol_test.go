@@ -8,20 +8,27 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/mm"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	debugRoot = "/nonexistent" // what is installed here is of no concern
+	goleak.VerifyTestMain(m)
+}
 
 func command(t testing.TB, dir, name string, args ...string) {
 	t.Helper()
@@ -198,6 +205,131 @@ func TestStackOfTheDead(t *testing.T) {
 	}
 	if st := r.Stats(); st.Stacks != 2 || st.Unmapped != 1 {
 		t.Errorf("%+v", st)
+	}
+}
+
+func now() time.Duration {
+	var ts unix.Timespec
+	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
+	return time.Duration(ts.Nano())
+}
+
+// A process that has ended before anybody looked, and its child: the kernel
+// told what they mapped.
+func TestWatch(t *testing.T) {
+	r := New()
+	defer r.Close()
+	if err := r.Watch(true); err != nil {
+		t.Fatal(err)
+	}
+	before := now()
+	p := start(t, compile(t, "plain.c", "-g", "-O0"))
+	p.end()
+	r.Advance(before) // nothing of it yet
+	if got := from(r.Stack(p.pid, &p.stack)); len(got) != 0 {
+		t.Errorf("before it began: %q", got)
+	}
+	pids := r.Advance(now())
+	if !slices.Contains(pids, p.pid) {
+		t.Errorf("process %d mapped nothing: %v", p.pid, pids)
+	}
+	if got := from(r.Stack(p.pid, &p.stack)); len(got) < 5 || got[len(got)-1] != "main plain.c:37" {
+		t.Errorf("got %q", got)
+	}
+	if m := r.Modules(p.pid); len(m) < 2 || filepath.Base(m[0]) != "program" {
+		t.Errorf("modules %q", m)
+	}
+}
+
+// Only processes that were asked about, and their children, are kept.
+func TestWatchSome(t *testing.T) {
+	r := New()
+	defer r.Close()
+	if err := r.Watch(false); err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, compile(t, "plain.c", "-g", "-O0"))
+	p.end()
+	if pids := r.Advance(now()); len(pids) != 0 || len(r.procs) != 0 {
+		t.Errorf("of nobody: %v, %d processes", pids, len(r.procs))
+	}
+	if err := r.Snapshot(os.Getpid()); err != nil {
+		t.Fatal(err)
+	}
+	p = start(t, compile(t, "plain.c", "-g", "-O0")) // a child
+	p.end()
+	r.Advance(now())
+	if got := from(r.Stack(p.pid, &p.stack)); len(got) < 5 {
+		t.Errorf("got %q", got)
+	}
+}
+
+// A ring that was written round, and records of any bytes.
+func TestSidebandRecords(t *testing.T) {
+	mmap2 := func(pid uint32, start uint64, name string) []byte {
+		b := make([]byte, 8+64+(len(name)+8)&^7+trailerSize)
+		o := binary.NativeEndian
+		o.PutUint32(b, recordMmap2)
+		o.PutUint16(b[6:], uint16(len(b)))
+		o.PutUint32(b[8:], pid)
+		o.PutUint64(b[16:], start)
+		o.PutUint64(b[24:], 0x1000)
+		o.PutUint32(b[40:], 0xfe)
+		o.PutUint32(b[44:], 1)
+		o.PutUint64(b[48:], 77)
+		copy(b[8+64:], name)
+		o.PutUint64(b[len(b)-8:], start)
+		return b
+	}
+	ring := make([]byte, 256)
+	one := mmap2(5, 0x1000, "/lib/a b")
+	at := uint64(256*3 - 40) // wraps
+	for i, c := range one {
+		ring[(at+uint64(i))%256] = c
+	}
+	s := &sideband{}
+	s.read(ring, at, at+uint64(len(one)))
+	want := event{at: 0x1000, pid: 5, m: mapping{Range: mm.Range{Start: 0x1000, End: 0x2000}, file: fileID{"fe:01", 77}, path: "/lib/a b"}}
+	if len(s.pending) != 1 || s.pending[0] != want || s.lost {
+		t.Errorf("%+v, lost %v", s.pending, s.lost)
+	}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 5000 {
+		for i := range ring {
+			ring[i] = byte(rng.Uint32())
+		}
+		if rng.IntN(2) == 0 {
+			binary.NativeEndian.PutUint16(ring[6:], uint16(rng.IntN(300)))
+			binary.NativeEndian.PutUint32(ring, uint32(rng.IntN(12)))
+		}
+		s := &sideband{}
+		s.read(ring, 0, 256)
+	}
+	s = &sideband{}
+	lost := make([]byte, 32)
+	binary.NativeEndian.PutUint32(lost, recordLost)
+	binary.NativeEndian.PutUint16(lost[6:], 32)
+	s.read(lost, 0, 32)
+	if !s.lost {
+		t.Error("a loss is not seen")
+	}
+}
+
+func TestPut(t *testing.T) {
+	var ms []mapping
+	for _, m := range []mapping{
+		{Range: mm.Range{Start: 0x1000, End: 0x9000}, path: "a"},
+		{Range: mm.Range{Start: 0x3000, End: 0x4000}, offset: 0x70, path: "b"},
+		{Range: mm.Range{Start: 0x8000, End: 0xa000}, path: "c"},
+	} {
+		ms = put(ms, m)
+	}
+	var got []string
+	for _, m := range ms {
+		got = append(got, fmt.Sprintf("%v+%x %s", m.Range, m.offset, m.path))
+	}
+	if d := cmp.Diff([]string{"1000-3000+0 a", "3000-4000+70 b", "4000-8000+3000 a", "8000-a000+0 c"}, got); d != "" {
+		t.Error(d)
 	}
 }
 
