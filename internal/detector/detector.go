@@ -26,6 +26,9 @@ type Options struct {
 	Calls        *calls.Table
 	BeginsOnly   bool
 	Found, Ended func(*findings.Finding)
+	// Resolver is one that other sessions use as well, one after the other; it
+	// stays its owner's, who has called its Watch. nil: one of its own.
+	Resolver *symbol.Resolver
 }
 
 // Detector follows one session. It is not safe for concurrent use; its owner
@@ -34,6 +37,7 @@ type Detector struct {
 	o        Options
 	t        *tracer.Tracer // nil: of a recording
 	resolver *symbol.Resolver
+	owned    bool // the resolver is
 	stacks   symbol.Stacks
 	frames   func(uint32) []symbol.Frame
 	engine   *findings.Engine
@@ -49,9 +53,13 @@ type Gap struct{ Name, What string }
 // New returns a detector of a live session; with all, of every process of the
 // machine.
 func New(t *tracer.Tracer, all bool, o Options) (*Detector, error) {
-	d := &Detector{t: t, resolver: symbol.New()}
+	d := &Detector{t: t, resolver: o.Resolver, owned: o.Resolver == nil}
 	d.frames = d.stacks.Frames
 	d.init(o)
+	if !d.owned {
+		return d, nil
+	}
+	d.resolver = symbol.New()
 	if err := d.resolver.Watch(all); err != nil {
 		return nil, errors.Join(err, d.resolver.Close())
 	}
@@ -92,7 +100,7 @@ func (d *Detector) Frames(stack uint32) []symbol.Frame { return d.frames(stack) 
 
 // Close frees what symbols need. Frames go on working.
 func (d *Detector) Close() error {
-	if d.resolver == nil {
+	if !d.owned {
 		return nil
 	}
 	return d.resolver.Close()

@@ -258,6 +258,16 @@ __attribute__((noinline)) static void direct(void)
 	syscall(SYS_munmap, p, SIZE);	/* at: direct */
 }
 
+/* After a line on standard input: who looks has time to come. */
+__attribute__((noinline)) static void later(void)
+{
+	char *p = registered();
+
+	while (getchar() != '\n')
+		;
+	munmap(p, SIZE);		/* at: later */
+}
+
 /* ---- no mistakes ---- */
 
 static void correct(void)
@@ -391,7 +401,7 @@ int main(int argc, char **argv)
 	} mistakes[] = {
 		{"unmapped", unmapped}, {"reused", reused}, {"replaced", replaced}, {"dropped", dropped}, {"moved", moved},
 		{"freed", freed}, {"trimmed", trimmed}, {"remapped", remapped}, {"threaded", threaded}, {"direct", direct},
-		{"correct", correct},
+		{"later", later}, {"correct", correct},
 	};
 	static char buffer[BUFSIZ];	/* not on the heap, which trimmed looks after */
 	const char *mistake = argc > 1 ? argv[1] : "";
