@@ -57,7 +57,8 @@ ends or SIGINT, SIGTERM or SIGHUP comes; what happened before is not known. With
 			if err := tell.now(t.pids[0]); err != nil {
 				return err
 			}
-			return traceTargets(s, &streamFlags{}, &t, tell.open)
+			t.stacksOf = []mm.Range{{Start: addr, End: addr + 1}}
+			return traceTargets(s, &streamFlags{}, &t, tell.openLive)
 		},
 	}
 	fl := cmd.Flags()
@@ -95,6 +96,20 @@ func (t *story) open(m *recording.Meta) (sink, error) {
 	c, err := calls.For(m.Arch)
 	t.calls, t.meta = c, m
 	return t, err
+}
+
+// openLive does so where the watch is open already.
+func (t *story) openLive(m *recording.Meta) (sink, error) {
+	for _, g := range m.Gaps {
+		if g.Name == gapRegistered.Name {
+			fmt.Fprintf(t.out, "gap: %s: %s\n", g.Name, g.What)
+		}
+	}
+	fmt.Fprintf(t.out, "watching from here on, tier %s\n", m.Tier)
+	if err := t.out.Flush(); err != nil {
+		return nil, err
+	}
+	return t.open(m)
 }
 
 // now tells in which mapping the address is.

@@ -123,6 +123,9 @@ same forms with the same filters. Of a recording that is cut off or damaged it
 prints what is whole, says what is wrong, and exits with code 5.`,
 		Args: command.Args(cobra.ExactArgs(1)),
 		RunE: func(_ *cobra.Command, argv []string) error {
+			if err := o.validate(); err != nil {
+				return err
+			}
 			file, err := os.Open(argv[0])
 			if err != nil {
 				return fmt.Errorf("open recording: %w", err)
@@ -130,9 +133,6 @@ prints what is whole, says what is wrong, and exits with code 5.`,
 			defer file.Close()
 			out, err := openOutput(s, &f, false)
 			if err != nil {
-				return err
-			}
-			if err := o.validate(); err != nil {
 				return err
 			}
 			return closeOutput(out, replay(file, &f, &o, out))

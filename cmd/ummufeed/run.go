@@ -20,6 +20,7 @@ import (
 	"github.com/ummu/ummu/internal/inject"
 	"github.com/ummu/ummu/internal/recording"
 	"github.com/ummu/ummu/internal/target"
+	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/tracer"
 )
 
@@ -80,9 +81,10 @@ func (o *runOptions) register(cmd *cobra.Command) {
 // watchOptions are common to all that watch.
 type watchOptions struct {
 	staleOptions
-	follow bool
-	ring   command.Size
-	tier   target.Tier
+	follow   bool
+	ring     command.Size
+	tier     target.Tier
+	stacksOf []mm.Range // whose changes have stacks in any case
 }
 
 func (o *watchOptions) register(cmd *cobra.Command) {
@@ -99,7 +101,7 @@ func (o *watchOptions) options() (tracer.WatchOptions, error) {
 	if o.registrations && o.ring == defaultRing {
 		o.ring = ringForStacks
 	}
-	w := tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring), Registrations: o.registrations}
+	w := tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring), Registrations: o.registrations, StacksOf: o.stacksOf}
 	if err := o.staleOptions.validate(); err != nil {
 		return w, err
 	}
