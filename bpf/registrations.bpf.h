@@ -318,6 +318,13 @@ static __always_inline int enter_register(const struct call_site *site, struct t
 	rc->ring = ring_of(task, (u32)site->k.a[0], registered);
 	if (!rc->ring)
 		return 0;	/* refused; the exit deletes it */
+	if (opcode != UNREGISTER_BUFFERS) {
+		/* now, since another thread may close it before this call is seen to end */
+		struct ring_key k = { rc->ring, mm };
+		u8 one = 1;
+
+		bpf_map_update_elem(&rings, &k, &one, BPF_ANY);
+	}
 	switch (opcode) {
 	case REGISTER_BUFFERS:
 		rc->data = arg;
@@ -418,12 +425,6 @@ static __always_inline int leave_register(const struct call_site *site, struct t
 				c->end = rc->end;
 			}
 			deliver(key, DO_POST | OF_REQUEST);
-		}
-		if (!is_error(ret) && kind == UMMU_REGISTER) {
-			struct ring_key k = { rc->ring, rc->mm };
-			u8 one = 1;
-
-			bpf_map_update_elem(&rings, &k, &one, BPF_ANY);
 		}
 	}
 	bpf_map_delete_elem(&requests, &key);
