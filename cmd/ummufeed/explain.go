@@ -277,7 +277,7 @@ func (t *story) end(s *recording.Summary) error {
 	if !t.told {
 		fmt.Fprintf(t.out, "nothing happened to %v\n", t.addr)
 	}
-	if err := errors.Join(t.record(nil), write(t.out, t.text)); err != nil {
+	if err := errors.Join(t.record(nil), write(t.out, t.text())); err != nil {
 		return err
 	}
 	for _, g := range s.Gaps {

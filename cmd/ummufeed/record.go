@@ -109,7 +109,7 @@ func (r *recorder) end(s *recording.Summary) error {
 	if err := r.fail(r.blocks.end(s)); err != nil {
 		return err
 	}
-	return write(r.stderr, summaryTable(r.text, s, r.tier))
+	return write(r.stderr, summaryTable(r.text(), s, r.tier))
 }
 
 func newReplay(s command.Streams) *cobra.Command {

@@ -3,6 +3,10 @@
 package main
 
 import (
+	"cmp"
+	"fmt"
+	"slices"
+
 	"github.com/spf13/cobra"
 
 	"github.com/ummu/ummu/internal/calls"
@@ -111,15 +115,40 @@ func (h *hunt) exit(s *recording.Summary) error {
 
 // found is the text of findings, for the end of a stream.
 type found struct {
-	report *detector.Report
-	text   []byte
+	report   *detector.Report
+	findings []*findings.Finding
 }
+
+// foundOf is how many registrations that one change hit are printed; a program
+// may have thousands in memory that it gives up at once.
+const foundOf = 3
 
 func (t *found) finds(p *detector.Report) { t.report = p }
 
 func (t *found) finding(f *findings.Finding, final bool) error {
 	if final {
-		t.text = t.report.AppendText(t.text, f, command.Printable)
+		t.findings = append(t.findings, f)
 	}
 	return nil
+}
+
+// text is all of them, in the order in which they were found.
+func (t *found) text() (b []byte) {
+	slices.SortFunc(t.findings, func(a, b *findings.Finding) int { return cmp.Compare(a.ID, b.ID) })
+	n := 0
+	for i, f := range t.findings {
+		if i > 0 && f.Change.Seq == t.findings[i-1].Change.Seq {
+			n++
+		} else {
+			n = 0
+		}
+		last := i+1 == len(t.findings) || t.findings[i+1].Change.Seq != f.Change.Seq
+		switch {
+		case n < foundOf:
+			b = t.report.AppendText(b, f, command.Printable)
+		case last:
+			b = fmt.Appendf(b, "stale registrations %d to %d: by the same change\n", f.ID-n+foundOf, f.ID)
+		}
+	}
+	return b
 }

@@ -105,6 +105,13 @@ func TestRegistrations(t *testing.T) {
 		t.Errorf("%v: %d findings, %d records", err, len(doc.Findings), len(doc.Records))
 	}
 
+	// one change of many registrations is not told many times
+	r = ummufeed(t, "run", "--registrations", "-c", "--", program, "arena")
+	if n := strings.Count(r.errout, "\nstale registration "); n != foundOf-1 { // the first is the first line
+		t.Errorf("%d more in\n%s", n, r.errout)
+	}
+	wantText(t, r.errout, "stale registrations 4 to 16: by the same change", "stale: 16 of 16 registrations")
+
 	// a recording has all of it
 	r = ummufeed(t, "record", "--registrations", file, "--", program, "reused")
 	if r.code != 0 {

@@ -201,7 +201,7 @@ func (t *table) registration(r *mm.Record, open bool) {
 }
 
 func (t *table) end(s *recording.Summary) error {
-	if err := write(t.out, summaryTable(t.text, s, t.tier)); err != nil {
+	if err := write(t.out, summaryTable(t.text(), s, t.tier)); err != nil {
 		return err
 	}
 	return t.out.Flush()

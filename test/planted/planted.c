@@ -258,6 +258,17 @@ __attribute__((noinline)) static void direct(void)
 	syscall(SYS_munmap, p, SIZE);	/* at: direct */
 }
 
+/* Many at once, in one mapping. */
+__attribute__((noinline)) static void arena(void)
+{
+	char *p = map(NULL, 16 * PAGE, 0);
+
+	told(p, 16 * PAGE);
+	for (int i = 0; i < 16; i++)
+		add(i, p + i * PAGE, PAGE);
+	munmap(p, 16 * PAGE);		/* at: arena */
+}
+
 /* After a line on standard input: who looks has time to come. */
 __attribute__((noinline)) static void later(void)
 {
@@ -401,7 +412,7 @@ int main(int argc, char **argv)
 	} mistakes[] = {
 		{"unmapped", unmapped}, {"reused", reused}, {"replaced", replaced}, {"dropped", dropped}, {"moved", moved},
 		{"freed", freed}, {"trimmed", trimmed}, {"remapped", remapped}, {"threaded", threaded}, {"direct", direct},
-		{"later", later}, {"correct", correct},
+		{"later", later}, {"arena", arena}, {"correct", correct},
 	};
 	static char buffer[BUFSIZ];	/* not on the heap, which trimmed looks after */
 	const char *mistake = argc > 1 ? argv[1] : "";
