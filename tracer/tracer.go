@@ -43,8 +43,8 @@ type Options struct {
 	// of people; a notifier tier needs a notifier in the watched process.
 	Tier Tier
 	// Registrations is for streams ([WatchOptions].Registrations): hooks that
-	// see memory being registered by programs that know nothing of us. They
-	// cost every process of the machine 60 ns per system call more.
+	// see memory being registered by programs that know nothing of us: two
+	// more programs at each system call of every process of the machine.
 	Registrations bool
 	// MaxWatches bounds the streams and feeds that are open at once.
 	// 0: 1024.
