@@ -12,8 +12,8 @@ import (
 
 const library = "libibverbs.so.1"
 
-// Where the dynamic linker looks besides its configuration.
-var standardDirs = []string{"/lib", "/usr/lib", "/lib64", "/usr/lib64"}
+// Where the dynamic linker looks besides its configuration; patterns.
+var standardDirs = []string{"/lib/*-linux-gnu*", "/usr/lib/*-linux-gnu*", "/lib", "/usr/lib", "/lib64", "/usr/lib64"}
 
 // configuration is the dynamic linker's.
 const configuration = "/etc/ld.so.conf"
@@ -25,7 +25,11 @@ func libraries(exe, searchPath string) []string {
 	dirs := filepath.SplitList(searchPath)
 	dirs = append(dirs, runPath(exe)...)
 	dirs = append(dirs, configured(configuration, 0)...)
-	dirs = append(dirs, standardDirs...)
+	for _, pattern := range standardDirs {
+		if names, err := filepath.Glob(pattern); err == nil {
+			dirs = append(dirs, names...)
+		}
+	}
 	seen := map[string]bool{}
 	var found []string
 	for _, dir := range dirs {
