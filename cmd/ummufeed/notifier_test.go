@@ -77,6 +77,9 @@ func notifierAsStrace(t *testing.T, tier string) {
 			got = append(got, fmt.Sprint(names[r.Call.NR], r.Range))
 		}
 	}
+	// Two hooks of one change tell it twice where a processor pauses for long
+	// between them, as emulated ones do.
+	want, got = slices.Compact(want), slices.Compact(got)
 	if d := cmp.Diff(want, got); d != "" || len(want) < 10 {
 		t.Errorf("changes (-strace +notifier):\n%s", d)
 	}

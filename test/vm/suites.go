@@ -57,7 +57,7 @@ var suites = []suite{
 	{name: "local", calm: true, brief: "^Test(OtherProcess|Twins|NotifierMarker|ProbesNeedWitness|NotifierPageUnmapped)$", pkg: "./feed/local", since: "6.1", why: noExitMmap},
 	{name: "inject", calm: true, brief: "^TestEveryChange$", pkg: "./internal/inject", since: "6.1", why: noTracepoint},
 	{name: "tracer", calm: true, brief: "^Test(Truth|OwnerEnds|IdentityDuringExec|SettledEndsNothing|NoProbes|PollerCannotRead)$", pkg: "./tracer", skip: "/^direct$", since: "6.1", why: noExitMmap},
-	{name: "ummufeed", calm: true, pkg: "./cmd/ummufeed", only: "^Test(Notifier|Tier|SelfTestUsage)", // the other tests are about the command, not the kernel
+	{name: "ummufeed", calm: true, brief: "^TestNotifier(Trace|Table|AsStrace|Gap)$", pkg: "./cmd/ummufeed", only: "^Test(Notifier|Tier|SelfTestUsage)", // the other tests are about the command, not the kernel
 		since: "6.1", why: noExitMmap},
 	{name: "selftest", long: true, pkg: "./internal/selftest", only: notOnHosts, since: "6.1", why: noExitMmap},
 	{name: "selftest-syscall", tier: "syscall", command: "ummufeed check --self-test --tier syscall -o json", data: true,
