@@ -93,14 +93,30 @@ type seen struct {
 	told    []mm.Range // what the program said it registered
 }
 
-// watch runs a program with a mistake, stopped until it is watched.
+// watch runs a program with a mistake, and sees all of it.
 func watch(t *testing.T, p planted.Program, args ...string) *seen {
+	t.Helper()
+	if !*real {
+		if err := tr.ProbeVerbs(filepath.Join(standin, "libibverbs.so.1")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := watchWith(t, standin, p, args...)
+	if gaps := s.Gaps(); len(gaps) != 0 {
+		t.Errorf("gaps: %v", gaps)
+	}
+	return s
+}
+
+// watchWith runs a program, stopped until it is watched, with the library in a
+// directory.
+func watchWith(t *testing.T, libDir string, p planted.Program, args ...string) *seen {
 	t.Helper()
 	// A shell that waits for a line before it becomes the program.
 	c := exec.Command("/bin/sh", append([]string{"-c", `read x && exec "$0" "$@"`, filepath.Join(dir, string(p))}, args...)...)
 	c.Stderr = os.Stderr
 	if p == planted.Verbs && !*real {
-		c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+standin)
+		c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+libDir)
 	}
 	in, err := c.StdinPipe()
 	if err != nil {
@@ -123,8 +139,6 @@ func watch(t *testing.T, p planted.Program, args ...string) *seen {
 	}
 	if *real {
 		d.Program(c.Args[3])
-	} else if err := tr.ProbeVerbs(filepath.Join(standin, "libibverbs.so.1")); err != nil {
-		t.Fatal(err)
 	}
 	st, err := tr.Watch(tracer.PID(c.Process.Pid), tracer.WatchOptions{Follow: true, Registrations: true, RingBytes: 64 << 20})
 	if err != nil {
@@ -170,9 +184,6 @@ func watch(t *testing.T, p planted.Program, args ...string) *seen {
 		t.Fatalf("%s %v failed", p, args)
 	}
 	d.End()
-	if gaps := d.Gaps(); len(gaps) != 0 {
-		t.Errorf("gaps: %v", gaps)
-	}
 	s.fs = d.Engine().Findings()
 	return s
 }
@@ -305,5 +316,25 @@ func TestTable(t *testing.T) {
 	if len(s.fs) != 1 || s.fs[0].Registration.Range != s.told[0] || s.fs[0].Registration.Registration.Handle != count/2 ||
 		!has(s.Frames(s.fs[0].Registration.Stack), "table", "table register") || !has(s.Frames(s.fs[0].Change.Stack), "table", "table") {
 		t.Errorf("%d findings: %v", len(s.fs), s.fs)
+	}
+}
+
+// A library where nobody looked for it is probed when it is mapped; what was
+// registered before is not known, which is said.
+func TestLateLibrary(t *testing.T) {
+	lib, err := os.ReadFile(filepath.Join(standin, "libibverbs.so.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "libibverbs.so.1"), lib, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := watchWith(t, dir, planted.Verbs, "unmapped")
+	if gaps := s.Gaps(); len(gaps) != 1 || gaps[0].Name != "verbs-late" || !strings.Contains(gaps[0].What, dir) {
+		t.Errorf("gaps: %v", gaps)
+	}
+	if s = watchWith(t, dir, planted.Verbs, "unmapped"); len(s.Gaps()) != 0 || len(s.fs) != 1 { // now it is known
+		t.Errorf("gaps %v, findings %v", s.Gaps(), s.fs)
 	}
 }
