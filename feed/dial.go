@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/bpf/layout"
+	"github.com/ummu/ummu/internal/guard"
 	"github.com/ummu/ummu/internal/wire"
 	"github.com/ummu/ummu/mm"
 )
@@ -213,7 +214,7 @@ func (h *held) release() error {
 	if h.fd < 0 {
 		return nil
 	}
-	if h.ours.isAlive() {
+	if h.ours.isAlive() && !guard.Off(guard.LeaseShut) {
 		unix.Shutdown(h.fd, unix.SHUT_RDWR)
 	}
 	giveSeen(h.ours)
@@ -397,7 +398,7 @@ func (l *lease) handshake(ctx context.Context, o Options) (*Watch, error) {
 			if w, err = l.take(m, fds); err != nil {
 				return nil, err
 			}
-			if w.prove() {
+			if w.prove() || guard.Off(guard.Proven) {
 				if err := l.send(ctx, &wire.Ready{}); err != nil {
 					return nil, errors.Join(err, w.Close())
 				}

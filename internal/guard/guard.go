@@ -62,9 +62,19 @@ const (
 	endOfLoader
 )
 
+// Guards of the daemon.
+const (
+	PeerSame    = endOfLoader + iota // who echoes the challenge is who connected
+	NonceEchoed                      // ... and sends what it was sent
+	SpaceSame                        // a watch is of the address space that its process still has
+	LeaseExit                        // the end of the process ends its watch, whoever has the connection
+	OfferLate                        // /dev/kvm goes to who has answered a challenge
+	endOfDaemon
+)
+
 // Guards of the client side: feed, then regcache.
 const (
-	PublishLast   = endOfLoader + iota // the generation seen is published after the entries are dropped
+	PublishLast   = endOfDaemon + iota // the generation seen is published after the entries are dropped
 	GenerationOld                      // the generation published was loaded before the drain
 	BusyRecord                         // a drain stops at an unfinished record without publishing
 	WordExplained                      // a generation that moved by more than was read is a loss
@@ -80,6 +90,8 @@ const (
 	InsertLocked                       // the entry is inserted under the drain lock
 	FileRefused                        // what the tier cannot see is not cached
 	QuietForeign                       // Begin waits for changes of nobody-knows-whose
+	Proven                             // a watch by the daemon is used when it has seen a change
+	LeaseShut                          // closing a watch ends the connection for children too
 	ValidAsked                         // a lookup asks Valid before it looks into the index
 	LossDrops                          // a loss drops everything
 	InUseLeaves                        // an invalidated entry in use leaves the index at once
@@ -101,10 +113,13 @@ var names = [numGuards]string{
 	"pages-frozen", "open-settles", "miss-polled", "close-marks", "unmarked-kept", "copies",
 	"witness-asked",
 
+	"peer-same", "nonce-echoed", "space-same", "lease-exit", "offer-late",
+
 	"publish-last", "generation-old", "busy-record", "word-explained",
 	"epoch-compared", "zero-dead", "wipe-on-fork", "interest-first",
 	"begin-waits", "ended-first", "bank-flipped", "ticket-marked",
 	"loss-refuses", "insert-locked", "file-refused", "quiet-foreign",
+	"proven", "lease-shut",
 
 	"valid-asked", "loss-drops", "in-use-leaves", "changed-told",
 	"stale-reaped", "zombie-kept",
