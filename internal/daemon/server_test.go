@@ -4,6 +4,7 @@ package daemon
 
 import (
 	"context"
+	stdbinary "encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -146,6 +147,11 @@ func TestVersions(t *testing.T) {
 		{"the same", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 1, Max: 1}, layouts, 0, 1},
 		{"newer daemon, which speaks the previous one", wire.Versions{Min: 1, Max: 2}, wire.Versions{Min: 1, Max: 1}, layouts, 0, 1},
 		{"newer client, which speaks the previous one", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 1, Max: 2}, layouts, 0, 1},
+		{"client that speaks a version of the past too", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 0, Max: 1}, layouts, 0, 1},
+		{"both speak two", wire.Versions{Min: 1, Max: 2}, wire.Versions{Min: 1, Max: 2}, layouts, 0, 2},
+		{"client that speaks everything", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 0, Max: 0xffff}, layouts, 0, 1},
+		{"client of the past", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 0, Max: 0}, layouts, wire.CodeVersion, 0},
+		{"client of the next version only", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 2, Max: 2}, layouts, wire.CodeVersion, 0},
 		{"client of the future", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 2, Max: 3}, layouts, wire.CodeVersion, 0},
 		{"daemon of the future", wire.Versions{Min: 2, Max: 3}, wire.Versions{Min: 1, Max: 1}, layouts, wire.CodeVersion, 0},
 		{"layout of the future", wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 1, Max: 1}, wire.Versions{Min: 2, Max: 9}, wire.CodeVersion, 0},
@@ -159,6 +165,24 @@ func TestVersions(t *testing.T) {
 			if c.code != 0 {
 				r.refusedWith(t, c.code)
 				return
+			}
+			b := make([]byte, wire.MaxBytes)
+			n, err := unix.Read(r.fd, b)
+			if err != nil || n < wire.HeaderBytes {
+				t.Fatalf("%d bytes, %v", n, err)
+			}
+			if v := stdbinary.LittleEndian.Uint16(b[4:]); v != c.messageOfNext {
+				t.Fatalf("the daemon goes on in version %d, want %d", v, c.messageOfNext)
+			}
+			if c.messageOfNext > wire.Supported.Max {
+				return // programs of that version are in test/kill
+			}
+			_, m, err := wire.Decode(b[:n])
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := r.send(&wire.Echo{Nonce: m.(*wire.Challenge).Nonce}); err != nil {
+				t.Fatal(err)
 			}
 			if _, _, err := r.finish(); err != nil {
 				t.Fatal(err)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package extras builds the Go programs of this repository that tests run:
-// the command, and programs that can leave out a step of the protocol
-// (internal/guard).
+// the command, programs that can leave out a step of the protocol
+// (internal/guard), and programs of the next version of the daemon's protocol
+// (internal/wire).
 package extras
 
 import (
@@ -20,6 +21,8 @@ const module = "github.com/ummu/ummu/"
 var how = map[string][]string{
 	"ummufeed":        {"build", module + "cmd/ummufeed"},
 	"ummufeed-guards": {"build", "-tags=ummu_guards", module + "cmd/ummufeed"},
+	"ummufeed-next":   {"build", "-tags=ummu_next", module + "cmd/ummufeed"},
+	"kill-next":       {"test", "-c", "-tags=ummu_next", module + "test/kill"},
 	"soak":            {"build", module + "test/soak"},
 	"soak-guards":     {"build", "-tags=ummu_guards", module + "test/soak"},
 	"selftest-guards": {"test", "-c", "-tags=ummu_guards", module + "internal/selftest"},

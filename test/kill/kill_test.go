@@ -32,7 +32,6 @@ var (
 )
 
 const (
-	programs = 2
 	// restart is how long a daemon that has ended stays away: longer than
 	// the time in which the programs' rate is looked at, as with the service's
 	// RestartSec=1s.
@@ -61,6 +60,7 @@ type daemon struct {
 	env            []string
 	c              *exec.Cmd
 	log            io.ReadCloser
+	refused        atomic.Uint64 // clients, by what it logs
 }
 
 func (d *daemon) start() {
@@ -77,7 +77,13 @@ func (d *daemon) start() {
 	}
 	for lines := bufio.NewScanner(d.log); lines.Scan(); {
 		if strings.Contains(lines.Text(), "msg=serving") {
-			go io.Copy(io.Discard, d.log)
+			go func() {
+				for lines.Scan() {
+					if strings.Contains(lines.Text(), "client refused") || strings.Contains(lines.Text(), "does not speak") {
+						d.refused.Add(1)
+					}
+				}
+			}()
 			return
 		}
 		d.t.Log(lines.Text())
@@ -103,6 +109,11 @@ type program struct {
 
 func startProgram(t *testing.T, role, socket string) *program {
 	t.Helper()
+	return startProgramOf(t, "/proc/self/exe", role, socket)
+}
+
+func startProgramOf(t *testing.T, binary, role, socket string) *program {
+	t.Helper()
 	fd, err := unix.MemfdCreate("board", unix.MFD_CLOEXEC)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +123,7 @@ func startProgram(t *testing.T, role, socket string) *program {
 	if err := unix.Ftruncate(fd, int64(boardBytes)); err != nil {
 		t.Fatal(err)
 	}
-	p := &program{Cmd: exec.Command("/proc/self/exe", socket)}
+	p := &program{Cmd: exec.Command(binary, socket)}
 	if p.board, err = mapBoard(fd); err != nil {
 		t.Fatal(err)
 	}
@@ -168,9 +179,11 @@ func buildAll(t *testing.T, name string) (binary, socket string) {
 	return binary, filepath.Join(dir, "feed.sock")
 }
 
-// The daemon is killed, ended, and stopped at random moments. No program ever
-// has a transfer that went to other pages than it sees; each goes on working,
-// and caches again when there is a daemon again.
+// The daemon is killed, ended, and stopped at random moments, and the next one
+// is of this version of the protocol or of the next, as chance will have it. No
+// program, of which one is of each version, ever has a transfer that went to
+// other pages than it sees; each goes on working, and caches again when there is
+// a daemon again, whatever its version.
 func TestKill(t *testing.T) {
 	if *seed == 0 {
 		*seed = uint64(time.Now().UnixNano())
@@ -178,11 +191,10 @@ func TestKill(t *testing.T) {
 	t.Logf("seed %d", *seed)
 	random := rand.New(rand.NewPCG(*seed, 0))
 	binary, socket := buildAll(t, "ummufeed")
+	next, _ := buildAll(t, "ummufeed-next")
+	clientNext, _ := buildAll(t, "kill-next")
 	d := &daemon{t: t, binary: binary, socket: socket}
-	var ps []*program
-	for range programs {
-		ps = append(ps, startProgram(t, "target", d.socket))
-	}
+	ps := []*program{startProgram(t, "target", d.socket), startProgramOf(t, clientNext, "target", d.socket)}
 	d.start()
 	defer func() {
 		d.signal(syscall.SIGKILL)
@@ -228,6 +240,15 @@ func TestKill(t *testing.T) {
 			}
 		}
 		if !lives {
+			was := d.binary
+			d.binary = []string{binary, next}[random.IntN(2)]
+			switch {
+			case was == d.binary:
+			case d.binary == next:
+				counts["upgrade"]++
+			default:
+				counts["downgrade"]++
+			}
 			d.start()
 			ready := nanos()
 			for _, p := range ps {
@@ -256,6 +277,9 @@ func TestKill(t *testing.T) {
 	t.Logf("the program's rate in the %v afterwards, to that before: %s", window, spread(ratios))
 	if hits == 0 {
 		t.Error("no hit: what was tested?")
+	}
+	if n := d.refused.Load(); n != 0 {
+		t.Errorf("%d clients were refused", n)
 	}
 }
 
