@@ -20,35 +20,14 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/daemon"
-	"github.com/ummu/ummu/internal/wire"
-	"github.com/ummu/ummu/tracer"
 )
 
 // statusReport is what status prints as JSON.
 type statusReport struct {
-	Socket  string        `json:"socket"`
-	UpSec   float64       `json:"up_s"`
-	Misses  uint64        `json:"skipped_programs"`
-	Watches []watchReport `json:"watches"`
-}
-
-// watchReport is one watch. Losses are events that the client could not be
-// told one by one; each made everything it had cached invalid.
-type watchReport struct {
-	Watch     uint64  `json:"watch"`
-	PID       uint32  `json:"pid"`
-	UID       uint32  `json:"uid"`
-	Comm      string  `json:"comm"`
-	Tier      string  `json:"tier"`
-	State     string  `json:"state"` // live, dead
-	AgeSec    float64 `json:"age_s"`
-	Bytes     uint32  `json:"bytes"` // of kernel memory
-	RingBytes uint32  `json:"ring_bytes"`
-	Records   uint64  `json:"records"`
-	Filtered  uint64  `json:"filtered"` // changes of nothing that is registered
-	Lost      uint64  `json:"lost"`
-	Unpaired  uint64  `json:"unpaired"`
-	Rate      float64 `json:"records_per_s"`
+	Socket  string         `json:"socket"`
+	UpSec   float64        `json:"up_s"`
+	Misses  uint64         `json:"skipped_programs"`
+	Watches []daemon.Watch `json:"watches"`
 }
 
 func newStatus(s command.Streams) *cobra.Command {
@@ -83,7 +62,7 @@ Rates are means since the watch was opened, or with --interval over that time.`,
 			if err != nil {
 				return statusError(err)
 			}
-			r := reportOf(socket, before, now)
+			r := &statusReport{Socket: socket, UpSec: now.Up().Seconds(), Misses: now.End.Misses, Watches: now.Watches(before)}
 			if format.Value == "json" {
 				e := json.NewEncoder(s.Out)
 				e.SetIndent("", "  ")
@@ -106,44 +85,6 @@ func statusError(err error) error {
 		return command.Exit(command.ExitPrivileges, fmt.Errorf("%w; the socket's group may connect", err))
 	}
 	return err
-}
-
-// reportOf makes a report of one look, or of two.
-func reportOf(socket string, before, now *daemon.Report) *statusReport {
-	old := make(map[uint64]wire.Entry)
-	if before != nil {
-		for _, e := range before.Entries {
-			old[e.Watch] = e
-		}
-	}
-	seconds := func(from, to uint64) float64 { return time.Duration(to - min(from, to)).Seconds() }
-	r := &statusReport{
-		Socket: socket, UpSec: seconds(now.End.StartedNanos, now.End.NowNanos), Misses: now.End.Misses, Watches: []watchReport{},
-	}
-	for _, e := range now.Entries {
-		w := watchReport{
-			Watch: e.Watch, PID: e.PID, UID: e.UID, Comm: taskName(e.Comm), Tier: tracer.Tier(e.Tier).String(), State: "live",
-			AgeSec: seconds(e.OpenedNanos, now.End.NowNanos), Bytes: e.MemoryBytes, RingBytes: e.RingBytes,
-			Records: e.Records, Filtered: e.Filtered, Lost: e.Lost, Unpaired: e.Unpaired,
-		}
-		if e.Deaths|e.Untracked != 0 {
-			w.State = "dead"
-		}
-		records, over := e.Records, w.AgeSec
-		if o, ok := old[e.Watch]; ok {
-			records, over = e.Records-o.Records, seconds(before.End.NowNanos, now.End.NowNanos)
-		}
-		if over > 0 {
-			w.Rate = float64(records) / over
-		}
-		r.Watches = append(r.Watches, w)
-	}
-	return r
-}
-
-func taskName(comm [16]byte) string {
-	name, _, _ := strings.Cut(string(comm[:]), "\x00")
-	return name
 }
 
 func (r *statusReport) table(w io.Writer) error {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/target"
 	"github.com/ummu/ummu/internal/top"
@@ -25,6 +26,7 @@ type options struct {
 	ring    command.Size
 	follow  bool
 	replay  string
+	socket  string
 	once    bool
 	samples int
 	delay   time.Duration
@@ -61,7 +63,8 @@ as if it happened now; the arrow keys go back and on in it. Printed, it is shown
 at its end.
 
 It needs the privileges of ummufeed trace, and CAP_SYS_ADMIN to count the runs of
-hooks. It leaves out what it does itself.
+hooks. Without a target and without privileges it shows what ummufeed serve tells
+about the watches of your own processes. It leaves out what it does itself.
 
 ` + target.TierHelp + "\n\n" + command.ExitHelp,
 		Version: command.Version(),
@@ -84,6 +87,7 @@ hooks. It leaves out what it does itself.
 	f.Var(&o.ring, "ring", "size of the ring between kernel and program: a power of two, at least a page")
 	f.BoolVarP(&o.follow, "follow", "f", true, "with -p and CMD: children and what they execute too")
 	f.StringVar(&o.replay, "replay", "", "show the recording `FILE`")
+	f.StringVar(&o.socket, "socket", "", "`path` of the daemon's socket, without privileges (default $UMMU_SOCKET, or "+feed.DefaultSocket+")")
 	f.BoolVar(&o.once, "once", false, "print once, after one -d, and end")
 	f.IntVarP(&o.samples, "samples", "n", 0, "print `N` times and end")
 	f.DurationVarP(&o.delay, "delay", "d", time.Second, "time between two looks")

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/activity"
 	"github.com/ummu/ummu/internal/command"
 	"github.com/ummu/ummu/internal/pairs"
@@ -81,9 +83,32 @@ func openReplay(o *options) (*data, error) {
 	return &data{Source: r, activity: r.Activity, ended: make(chan struct{}), close: r.Close}, nil
 }
 
+// openDaemon shows a user's own watches where refused says that nothing else
+// may be seen.
+func openDaemon(o *options, refused error) (*data, error) {
+	meta, err := target.NewMeta(tracer.Coverage{}, "")
+	if err != nil {
+		return nil, err
+	}
+	meta.Tier = "" // each watch has one
+	socket := cmp.Or(o.socket, os.Getenv(feed.EnvSocket), feed.DefaultSocket)
+	d, err := source.NewDaemon(context.Background(), socket, meta)
+	if err != nil {
+		return nil, command.Exit(command.ExitPrivileges, fmt.Errorf("%w; and of your own watches a daemon would tell, but: %w", refused, err))
+	}
+	a, err := activity.New(activity.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &data{Source: d, activity: func() *activity.Activity { return a }, ended: make(chan struct{}), close: func() error { return nil }}, nil
+}
+
 func openLive(s command.Streams, o *options, argv []string, batch bool) (*data, error) {
 	all := len(o.pids) == 0 && len(argv) == 0
 	if err := target.MayWatch(o.pids, all); err != nil {
+		if all && len(o.comms)+len(o.groups) == 0 {
+			return openDaemon(o, err)
+		}
 		return nil, err
 	}
 	var path string

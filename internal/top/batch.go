@@ -37,6 +37,10 @@ func Print(w io.Writer, s *State, format, view string, l *time.Location) error {
 	text := fmt.Sprintf("%s [%s]\n%s\n", m.headline(), badge, m.totals())
 	switch m.tab {
 	case onProcesses:
+		if m.watching() {
+			text += m.watches.print()
+			break
+		}
 		text += m.procs.print()
 	case onRegistrations:
 		text += m.regs.print()
@@ -131,6 +135,21 @@ type (
 		By         []string  `json:"registered_by"` // stacks, innermost first
 		ChangedBy  []string  `json:"changed_by"`
 	}
+	watchLine struct {
+		Watch    uint64  `json:"watch"`
+		PID      uint32  `json:"pid"`
+		UID      uint32  `json:"uid"`
+		Comm     string  `json:"comm"`
+		Tier     string  `json:"tier"`
+		State    string  `json:"state"`
+		AgeSec   float64 `json:"age_s"`
+		Bytes    uint32  `json:"bytes"`
+		Records  uint64  `json:"records"`
+		Filtered uint64  `json:"filtered"`
+		Lost     uint64  `json:"lost"`
+		Unpaired uint64  `json:"unpaired"`
+		Rate     float64 `json:"records_per_s"`
+	}
 	hookLine struct {
 		Name     string `json:"hook"`
 		Sees     string `json:"sees"`
@@ -197,6 +216,15 @@ func (m *Model) printLines(w io.Writer) error {
 			}
 		}
 	case onProcesses:
+		for _, x := range m.watches.rows {
+			err := line("watch", watchLine{
+				Watch: x.Watch, PID: x.PID, UID: x.UID, Comm: command.Printable(x.Comm), Tier: x.Tier, State: x.State, AgeSec: x.AgeSec,
+				Bytes: x.Bytes, Records: x.Records, Filtered: x.Filtered, Lost: x.Lost, Unpaired: x.Unpaired, Rate: x.Rate,
+			})
+			if err != nil {
+				return err
+			}
+		}
 		for _, p := range m.procs.rows {
 			err := line("process", processLine{
 				PID: p.PID, Comm: command.Printable(p.Comm), Group: p.Group, Tier: p.Tier, First: wall(p.First), Ended: at(p.Ended),

@@ -81,12 +81,13 @@ type Model struct {
 	fetching bool
 	again    bool // something else is wanted than what is being fetched
 
-	around *surroundings
-	procs  *table[Process]
-	regs   *table[activity.Registration]
-	finds  *table[findings.Finding]
-	hookt  *table[Hook]
-	events *table[activity.Event]
+	around  *surroundings
+	procs   *table[Process]
+	watches *table[Watch]
+	regs    *table[activity.Registration]
+	finds   *table[findings.Finding]
+	hookt   *table[Hook]
+	events  *table[activity.Event]
 }
 
 // asking says what the prompt is for.
@@ -131,6 +132,7 @@ func New(s Source, o Options) Model {
 	}
 	m.around = &surroundings{location: o.Location}
 	m.procs = processTable()
+	m.watches = watchTable()
 	m.regs = registrationTable(m.around)
 	m.finds = findingTable(m.around)
 	m.hookt = hookTable()
@@ -194,6 +196,9 @@ func (m *Model) top() screen {
 func (m *Model) list() lister {
 	switch m.top() {
 	case onProcesses:
+		if m.watching() {
+			return m.watches
+		}
 		return m.procs
 	case onRegistrations:
 		return m.regs
@@ -206,6 +211,9 @@ func (m *Model) list() lister {
 	}
 	return nil
 }
+
+// watching: the source knows of watches, not of processes.
+func (m *Model) watching() bool { return m.state != nil && m.state.Watches != nil }
 
 // want asks the source again, now or when it has answered.
 func (m *Model) want() tea.Cmd {
@@ -279,6 +287,7 @@ func (m *Model) fill() {
 	s := m.state
 	m.around.state = s
 	m.procs.set(s.lines())
+	m.watches.set(s.Watches)
 	switch m.top() {
 	case onRegistrations:
 		m.regs.set(s.Registrations)

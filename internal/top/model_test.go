@@ -349,6 +349,40 @@ func TestAnySize(t *testing.T) {
 	})
 }
 
+// A source that knows of watches only: they take the place of the processes,
+// and every other view says what is missing.
+func TestWatches(t *testing.T) {
+	f := three(t)
+	f.a, _ = activity.New(activity.Options{})
+	f.change = func(s *top.State) {
+		s.Watches = []top.Watch{{Watch: 1, PID: 10, Comm: "rank0", State: "live", Rate: 5}, {Watch: 2, PID: 11, Comm: "rank1", State: "dead", Lost: 7}}
+		s.Missing = []string{"findings: root sees them"}
+	}
+	p := screens.New(f, 100, 20, top.Options{})
+	for _, w := range []string{"2 watches, 5 records a second", "REC/Sv", "rank0", "live", "rank1", "dead"} {
+		if !strings.Contains(p.Screen(), w) {
+			t.Errorf("no %q:\n%s", w, p.Screen())
+		}
+	}
+	press(t, p, keys("/", chars("rank1"), "enter", "tab", "tab")...)
+	if !strings.Contains(p.Screen(), "missing: findings: root sees them") {
+		t.Errorf("%s", p.Screen())
+	}
+	var out strings.Builder
+	s, err := f.State(context.Background(), top.Query{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, format := range top.Formats {
+		if err := top.Print(&out, s, format, "processes", time.UTC); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := out.String(); strings.Count(got, "rank1") != 2 || !strings.Contains(got, `{"watch":{"watch":1,"pid":10,`) {
+		t.Errorf("%s", got)
+	}
+}
+
 // 10,000 processes are looked through while they are shown.
 func TestManyProcesses(t *testing.T) {
 	a, err := activity.New(activity.Options{Start: 1})

@@ -43,7 +43,10 @@ type State struct {
 	// Frames are the stacks of what is shown, by mm.Record.Stack.
 	Frames map[uint32][]symbol.Frame
 	Hooks  []Hook
-	Stages []Stage
+	// Watches are shown instead of processes by sources that know no more; nil:
+	// this one does.
+	Watches []Watch
+	Stages  []Stage
 	// Missing says what this source cannot show, and what would.
 	Missing []string
 	// Doubt says why the data is not complete, apart from losses; empty: it is.
@@ -64,6 +67,24 @@ type Hook struct {
 	Runs     uint64
 	Time     time.Duration
 	Skipped  uint64 // runs that the kernel left out; others may have seen the same
+}
+
+// Watch is one watch of a daemon.
+type Watch struct {
+	Watch     uint64
+	PID       uint32
+	UID       uint32
+	Comm      string
+	Tier      string
+	State     string // live, dead
+	AgeSec    float64
+	Bytes     uint32 // of kernel memory
+	RingBytes uint32
+	Records   uint64
+	Filtered  uint64 // changes of nothing that is registered
+	Lost      uint64
+	Unpaired  uint64
+	Rate      float64
 }
 
 // Stage is one place where events get lost.

@@ -156,6 +156,14 @@ func (t *table[T]) scroll(height int) {
 	t.offset = max(0, min(t.offset, len(t.rows)-n))
 }
 
+// room is the width of a column: its title has an arrow when it sorts.
+func (c *column[T]) room() int {
+	if c.compare == nil {
+		return max(c.width, len(c.title))
+	}
+	return max(c.width, len(c.title)+1)
+}
+
 // visible are the columns that have room, and the width of the flexible one.
 func (t *table[T]) visible(width int) (shown []int, flex int) {
 	for i := range t.columns {
@@ -164,7 +172,7 @@ func (t *table[T]) visible(width int) (shown []int, flex int) {
 	for {
 		sum, worst := len(shown)-1, -1
 		for j, i := range shown {
-			sum += t.columns[i].width
+			sum += t.columns[i].room()
 			if r := t.columns[i].rank; r > 0 && (worst < 0 || r >= t.columns[shown[worst]].rank) {
 				worst = j
 			}
@@ -188,7 +196,7 @@ func (t *table[T]) view(width, height int, th theme) []string {
 			if j > 0 {
 				b.WriteByte(' ')
 			}
-			w := c.width
+			w := c.room()
 			if c.flex {
 				w += flex
 			}

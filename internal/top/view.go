@@ -115,6 +115,9 @@ func (m *Model) exactly(lines []string, n int) []string {
 func (m *Model) content(h int) []string {
 	switch m.top() {
 	case onProcesses:
+		if m.watching() {
+			return m.orEmpty(m.watches, h, "no program of yours has a watch: ummufeed demo --daemon opens some")
+		}
 		return m.orEmpty(m.procs, h, "no process has changed its memory yet")
 	case onRegistrations:
 		extra := m.histogram()
@@ -234,6 +237,15 @@ func (m *Model) totals() string {
 		return ""
 	}
 	t := &m.state.Total
+	if m.watching() {
+		var rate float64
+		var bytes uint64
+		for _, w := range m.state.Watches {
+			rate += w.Rate
+			bytes += uint64(w.Bytes)
+		}
+		return cut(fmt.Sprintf("%d watches, %s records a second, %sB of kernel memory", len(m.state.Watches), number(rate), size(bytes)), m.width)
+	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "per second (%v): ", activity.Windows[m.window])
 	for i, k := range activity.Kinds {

@@ -108,6 +108,36 @@ func processTable() *table[Process] {
 	}
 }
 
+func watchTable() *table[Watch] {
+	type W = Watch
+	num := func(title string, rank int, n func(W) float64) column[W] {
+		return column[W]{title: title, width: max(5, len(title)), rank: rank, falling: true, text: func(w W) string { return number(n(w)) }, compare: by(n)}
+	}
+	return &table[W]{
+		key: func(w W) string { return strconv.FormatUint(w.Watch, 10) },
+		find: func(w W) string {
+			return strings.ToLower(fmt.Sprint(w.Watch, " ", w.PID, " ", w.Comm, " ", w.State, " ", w.Tier))
+		},
+		bad:  func(w W) bool { return w.State != "live" || w.Lost > 0 },
+		sort: 6,
+		columns: []column[W]{
+			{title: "WATCH", width: 6, rank: 4, text: func(w W) string { return strconv.FormatUint(w.Watch, 10) }, compare: by(func(w W) uint64 { return w.Watch })},
+			{title: "PID", width: 8, text: func(w W) string { return strconv.Itoa(int(w.PID)) }, compare: by(func(w W) uint32 { return w.PID })},
+			{title: "COMMAND", width: 15, left: true, flex: true, text: func(w W) string { return command.Printable(w.Comm) }, compare: by(func(w W) string { return w.Comm })},
+			{title: "UID", width: 6, rank: 5, text: func(w W) string { return strconv.Itoa(int(w.UID)) }, compare: by(func(w W) uint32 { return w.UID })},
+			{title: "STATE", width: 5, left: true, text: func(w W) string { return w.State }, compare: by(func(w W) string { return w.State })},
+			{title: "AGE", width: 6, rank: 3, falling: true, text: func(w W) string { return age(time.Duration(w.AgeSec * float64(time.Second))) }, compare: by(func(w W) float64 { return w.AgeSec })},
+			num("REC/S", 0, func(w W) float64 { return w.Rate }),
+			num("RECORDS", 2, func(w W) float64 { return float64(w.Records) }),
+			num("FILTERED", 4, func(w W) float64 { return float64(w.Filtered) }),
+			num("LOST", 1, func(w W) float64 { return float64(w.Lost) }),
+			num("UNPAIRED", 6, func(w W) float64 { return float64(w.Unpaired) }),
+			{title: "KERNEL", width: 6, rank: 5, falling: true, text: func(w W) string { return size(uint64(w.Bytes)) }, compare: by(func(w W) uint32 { return w.Bytes })},
+			{title: "TIER", width: 19, rank: 7, left: true, text: func(w W) string { return w.Tier }},
+		},
+	}
+}
+
 func registrationTable(x *surroundings) *table[activity.Registration] {
 	type R = activity.Registration
 	return &table[R]{
