@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,7 +20,10 @@ import (
 	"github.com/google/pprof/profile"
 	"golang.org/x/sys/unix"
 
+	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/daemon"
+	"github.com/ummu/ummu/tracer"
 )
 
 // These tests run the command, which is this test binary, against a program,
@@ -58,6 +62,16 @@ func self() string {
 // helper is the program that is watched: it moves pages, which nothing else in
 // a Go program does.
 func helper(args []string) {
+	if args[0] == "client" { // of the daemon at a socket, until standard input ends
+		w, err := feed.Dial(context.Background(), feed.Options{Socket: args[1]})
+		if err != nil {
+			panic(err)
+		}
+		defer w.Close()
+		fmt.Println("ready")
+		os.Stdin.Read(make([]byte, 1))
+		return
+	}
 	n, err := strconv.Atoi(args[1])
 	if err != nil {
 		panic(err)
@@ -129,20 +143,8 @@ type result struct {
 func ummutop(t *testing.T, as *syscall.Credential, args ...string) result {
 	t.Helper()
 	name := self()
-	if as != nil { // somebody who may not read the directory of this one
-		b, err := os.ReadFile(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		dir, err := os.MkdirTemp("", "ummutop")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer os.RemoveAll(dir)
-		name = filepath.Join(dir, "ummutop")
-		if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(name, b, 0o755)); err != nil {
-			t.Fatal(err)
-		}
+	if as != nil {
+		name = filepath.Join(public(t), "ummutop")
 	}
 	c := exec.Command(name, args...)
 	c.Env = append(os.Environ(), asCommand+"=1")
@@ -157,6 +159,24 @@ func ummutop(t *testing.T, as *syscall.Credential, args ...string) result {
 		t.Fatal(err)
 	}
 	return result{out.String(), errout.String(), c.ProcessState.ExitCode()}
+}
+
+// public returns a directory that everybody may read, with this program in it.
+func public(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile(self())
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp("", "ummutop")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := errors.Join(os.Chmod(dir, 0o755), os.WriteFile(filepath.Join(dir, "ummutop"), b, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // lines are the objects of NDJSON by their kind.
@@ -292,7 +312,8 @@ func TestExitCodes(t *testing.T) {
 		{"no recording", nil, []string{"--replay", "/no/such"}, 1, "no such file"},
 		{"not a recording", nil, []string{"--replay", "/etc/passwd"}, 1, "not a recording"},
 		{"cut off", nil, []string{"--replay", cut}, 5, "too early"},
-		{"all, without privileges", nobody, []string{"--once"}, 4, "CAP_SYS_PTRACE"},
+		{"all, without privileges", nobody, []string{"--once", "--socket", "/no/such"}, 4, "CAP_SYS_PTRACE"},
+		{"nor a daemon", nobody, []string{"--once", "--socket", "/no/such"}, 4, "/no/such"},
 		{"a program, without privileges", nobody, []string{"--tier", "syscall", "--", "true"}, 4, "CAP_BPF"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -348,5 +369,58 @@ func TestPrinted(t *testing.T) {
 	r = ummutop(t, nil, "--replay", golden, "-o", "ndjson")
 	if samples, processes, _ := lines(t, r.out); r.code != 0 || len(samples) != 1 || len(processes) == 0 {
 		t.Errorf("replay: %+v", r)
+	}
+}
+
+// Without privileges a user sees the watches of its own processes, and is told
+// what is missing.
+func TestDaemon(t *testing.T) {
+	t.Parallel()
+	dir := public(t)
+	socket := filepath.Join(dir, "feed.sock")
+	d, err := daemon.New(daemon.Config{Socket: socket, Tiers: []tracer.Tier{tracer.TierSyscall}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	served := make(chan error)
+	go func() { served <- d.Serve(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+	})
+	nobody := &syscall.Credential{Uid: 65534, Gid: 65534}
+	client := func(as *syscall.Credential) int {
+		c := exec.Command(filepath.Join(dir, "ummutop"), helperArg, "client", socket)
+		c.SysProcAttr = &syscall.SysProcAttr{Credential: as}
+		c.Stderr = os.Stderr
+		in, err1 := c.StdinPipe()
+		out, err2 := c.StdoutPipe()
+		if err := errors.Join(err1, err2); err != nil {
+			t.Fatal(err)
+		}
+		if err := c.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			in.Close()
+			c.Wait()
+		})
+		var word string
+		if _, err := fmt.Fscan(out, &word); err != nil {
+			t.Fatal(err)
+		}
+		return c.Process.Pid
+	}
+	theirs, ours := client(nobody), client(&syscall.Credential{})
+	r := ummutop(t, nobody, "--once", "-d", "100ms", "--socket", socket, "-o", "ndjson")
+	samples, _, watches := lines(t, r.out)
+	if r.code != 0 || len(samples) != 1 || len(watches) != 1 || watches[0]["pid"] != float64(theirs) || watches[0]["state"] != "live" {
+		t.Errorf("pid %d (root's is %d): %+v", theirs, ours, r)
+	}
+	if missing, _ := samples[0]["missing"].([]any); len(missing) == 0 || !strings.Contains(fmt.Sprint(missing...), "CAP_BPF") {
+		t.Errorf("it does not say what is missing: %v", samples[0])
 	}
 }
