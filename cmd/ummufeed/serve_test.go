@@ -23,6 +23,7 @@ import (
 
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/daemon"
 	"github.com/ummu/ummu/mm"
 	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
@@ -131,7 +132,7 @@ func (s *served) statusAs(t *testing.T, uid uint32, args ...string) result {
 	return finish(t, c)
 }
 
-func (s *served) watchesAs(t *testing.T, uid uint32, args ...string) []watchReport {
+func (s *served) watchesAs(t *testing.T, uid uint32, args ...string) []daemon.Watch {
 	t.Helper()
 	r := s.statusAs(t, uid, append([]string{"-o", "json"}, args...)...)
 	var report statusReport

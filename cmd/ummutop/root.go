@@ -34,6 +34,8 @@ type options struct {
 	view    command.Format
 	pprof   string
 	loss    bool
+
+	registrations bool
 }
 
 func newRoot(s command.Streams) *cobra.Command {
@@ -87,6 +89,7 @@ about the watches of your own processes. It leaves out what it does itself.
 	f.Var(&o.ring, "ring", "size of the ring between kernel and program: a power of two, at least a page")
 	f.BoolVarP(&o.follow, "follow", "f", true, "with -p and CMD: children and what they execute too")
 	f.StringVar(&o.replay, "replay", "", "show the recording `FILE`")
+	f.BoolVar(&o.registrations, "registrations", true, "look for registrations of io_uring and libibverbs and for stale ones, with stacks; costs every process 60 ns per system call")
 	f.StringVar(&o.socket, "socket", "", "`path` of the daemon's socket, without privileges (default $UMMU_SOCKET, or "+feed.DefaultSocket+")")
 	f.BoolVar(&o.once, "once", false, "print once, after one -d, and end")
 	f.IntVarP(&o.samples, "samples", "n", 0, "print `N` times and end")
@@ -140,7 +143,7 @@ func (o *options) validate(cmd *cobra.Command, argv []string) error {
 }
 
 func (o *options) watch() tracer.WatchOptions {
-	return tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring)}
+	return tracer.WatchOptions{Follow: o.follow, RingBytes: int(o.ring), Registrations: o.registrations}
 }
 
 // batch reports whether to print instead of taking over the terminal.

@@ -18,6 +18,7 @@ import (
 	"github.com/ummu/ummu/feed"
 	"github.com/ummu/ummu/internal/activity"
 	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/detector"
 	"github.com/ummu/ummu/internal/pairs"
 	"github.com/ummu/ummu/internal/source"
 	"github.com/ummu/ummu/internal/target"
@@ -127,7 +128,7 @@ func openLive(s command.Streams, o *options, argv []string, batch bool) (*data, 
 		defer p.Close()
 		processes = append(processes, p)
 	}
-	tr, why, err := o.tier.Open(context.Background(), s.Log())
+	tr, why, err := o.tier.OpenWith(context.Background(), s.Log(), tracer.Options{Registrations: o.registrations})
 	if err != nil {
 		return nil, err
 	}
@@ -145,14 +146,25 @@ func watch(s command.Streams, o *options, tr *tracer.Tracer, why string, process
 	if err != nil {
 		return nil, err
 	}
+	var stacks *source.Detector // nil without registrations
+	if o.registrations {
+		all := len(processes) == 0 && len(argv) == 0
+		found, err := detector.New(tr, all, detector.Options{BeginsOnly: pairs.BeginsOnly(meta.Tier)})
+		if err != nil {
+			return nil, err
+		}
+		found.Program(path)
+		stacks = source.NewDetector(found)
+	}
 	a, err := activity.New(activity.Options{
-		Start: meta.Start.Sub(meta.MonotonicZero), BeginsOnly: pairs.BeginsOnly(meta.Tier), Self: uint32(os.Getpid()),
+		Frames: stacks.Frames,
+		Start:  meta.Start.Sub(meta.MonotonicZero), BeginsOnly: pairs.BeginsOnly(meta.Tier), Self: uint32(os.Getpid()),
 		Select: target.Select(o.comms, o.groups),
 	})
 	if err != nil {
 		return nil, err
 	}
-	live := source.NewLive(tr, meta, a, o.what(argv))
+	live := source.NewLive(tr, meta, a, stacks, o.what(argv))
 	d := &data{
 		Source: live, activity: func() *activity.Activity { return a }, failed: live.Failed(), ended: make(chan struct{}),
 		close: func() error { return errors.Join(live.Close(), tr.Close()) },
@@ -166,12 +178,15 @@ func watch(s command.Streams, o *options, tr *tracer.Tracer, why string, process
 	}
 	switch {
 	case len(argv) > 0:
-		return d, d.start(s, tr, live, a, open, path, argv, batch)
+		return d, d.start(s, live, a, stacks, open, path, argv, batch)
 	case len(processes) > 0:
 		for _, p := range processes {
 			name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", p.PID))
 			if err == nil {
 				a.Watch(uint32(p.PID), strings.TrimSuffix(string(name), "\n"))
+			}
+			if err := stacks.Process(p.PID); err != nil {
+				return nil, errors.Join(err, live.Close())
 			}
 			if err := open(tracer.PIDFD(p.FD)); err != nil {
 				return nil, errors.Join(err, live.Close())
@@ -183,7 +198,7 @@ func watch(s command.Streams, o *options, tr *tracer.Tracer, why string, process
 		return d, d.awaitEnd(live, o.pids)
 	}
 	if err := open(tracer.All()); err != nil {
-		return nil, err
+		return nil, errors.Join(err, live.Close())
 	}
 	return d, nil
 }

@@ -21,7 +21,7 @@ import (
 const patience = 2 * time.Second
 
 // start starts a program and shows it from its first instruction.
-func (d *data) start(s command.Streams, tr *tracer.Tracer, live *source.Live, a *activity.Activity, open func(tracer.Target) error, path string, argv []string, batch bool) error {
+func (d *data) start(s command.Streams, live *source.Live, a *activity.Activity, stacks *source.Detector, open func(tracer.Target) error, path string, argv []string, batch bool) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -47,6 +47,9 @@ func (d *data) start(s command.Streams, tr *tracer.Tracer, live *source.Live, a 
 		if err == nil {
 			a.Watch(uint32(c.PID), baseComm(path))
 			if err = open(tracer.PID(c.PID)); err == nil {
+				err = stacks.Process(c.PID)
+			}
+			if err == nil {
 				err = c.Release()
 			}
 			if err != nil {

@@ -145,8 +145,8 @@ type Event struct {
 	Open      bool // no end was seen
 }
 
-// Touches reports whether the event is about an address.
-func (e *Event) Touches(a mm.Addr) bool { return e.Range.Has(a) || e.To.Has(a) }
+// Touches reports whether the event is about the page of an address.
+func (e *Event) Touches(a mm.Addr) bool { return e.Range.Pages().Has(a) || e.To.Pages().Has(a) }
 
 // State says what became of a registration.
 type State uint8

@@ -186,10 +186,15 @@ func (d *Detector) Gaps() []Gap {
 // Record takes the next record with its stack, whose memory it does not keep,
 // and numbers it in r.Stack.
 func (d *Detector) Record(r *mm.Record, s mm.Stack) {
+	d.Number(r, s)
+	d.engine.Add(r)
+}
+
+// Number is [Detector.Record] for those who look for findings themselves.
+func (d *Detector) Number(r *mm.Record, s mm.Stack) {
 	if d.resolver != nil {
 		d.follow(r, &s)
 	}
-	d.engine.Add(r)
 }
 
 func (d *Detector) follow(r *mm.Record, s *mm.Stack) {

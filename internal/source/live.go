@@ -32,6 +32,7 @@ type Live struct {
 	activity *activity.Activity
 	what     string
 	groups   *groups
+	detector *Detector // nil: registrations are not looked for
 	ended    atomic.Pointer[string]
 
 	mu       sync.Mutex // guards streams
@@ -46,9 +47,9 @@ type Live struct {
 }
 
 // NewLive returns a source over a tracer that stays the caller's. what says
-// in words what is watched.
-func NewLive(t *tracer.Tracer, m *recording.Meta, a *activity.Activity, what string) *Live {
-	return &Live{tracer: t, meta: m, activity: a, what: what, groups: newGroups(), failed: make(chan error, 1)}
+// in words what is watched; d, if not nil, finds stacks, and becomes the Live's.
+func NewLive(t *tracer.Tracer, m *recording.Meta, a *activity.Activity, d *Detector, what string) *Live {
+	return &Live{tracer: t, meta: m, activity: a, detector: d, what: what, groups: newGroups(), failed: make(chan error, 1)}
 }
 
 // Read counts the records of a stream until Close, in the background. The
@@ -68,6 +69,7 @@ func (l *Live) Read(s *tracer.Stream) {
 		for {
 			switch err := s.Read(&r); {
 			case err == nil:
+				l.detector.number(&r, s)
 				l.activity.Add(&r)
 			case errors.Is(err, tracer.ErrFlushed), errors.Is(err, os.ErrClosed):
 				return
@@ -113,10 +115,10 @@ func (l *Live) Close() error {
 		errs = append(errs, l.counting.Close())
 		l.counting = nil
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, l.detector.close())...)
 }
 
-// Stats are the sums over all streams.
+// stats are the sums over all streams.
 func (l *Live) stats() (sum tracer.Stats) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -155,6 +157,8 @@ func (l *Live) State(_ context.Context, q top.Query) (*top.State, error) {
 	if err := l.hooks(s, q.Hooks); err != nil {
 		return nil, err
 	}
+	s.Frames = frames(s, l.detector.Frames)
+	s.Missing = append(s.Missing, l.detector.gaps()...)
 	if l.noCount != "" {
 		s.Missing = append(s.Missing, "runs and time of hooks: "+l.noCount)
 	}

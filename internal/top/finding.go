@@ -4,6 +4,8 @@ package top
 
 import (
 	"fmt"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,11 +16,15 @@ import (
 	"github.com/ummu/ummu/mm"
 )
 
-// named are the frames of a stack from the innermost one on whose source is
-// known; all if none is.
-func named(fs []symbol.Frame) []symbol.Frame {
+// libraries are those whose functions are not what a person looks for.
+var libraries = []string{"libc.so", "libc-", "libpthread", "libibverbs.so", "librdmacm.so", "ld-linux", "libjemalloc", "libtcmalloc", "libmimalloc"}
+
+// own are the frames of a stack from the innermost one of the program itself
+// on; all if there is none.
+func own(fs []symbol.Frame) []symbol.Frame {
 	for i := range fs {
-		if fs[i].File != "" {
+		name := path.Base(fs[i].Module)
+		if fs[i].Func != "" && !slices.ContainsFunc(libraries, func(l string) bool { return strings.HasPrefix(name, l) }) {
 			return fs[i:]
 		}
 	}
@@ -57,7 +63,7 @@ func findingTable(x *surroundings) *table[findings.Finding] {
 // by is a call and who made it.
 func (x *surroundings) by(r *mm.Record) string {
 	text := x.state.Calls.Name(r.Call)
-	if fs := named(x.state.Frames[r.Stack]); len(fs) > 0 {
+	if fs := own(x.state.Frames[r.Stack]); len(fs) > 0 {
 		text += " < " + command.Printable(fs[0].String())
 	}
 	return text

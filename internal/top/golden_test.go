@@ -64,3 +64,27 @@ func TestGolden(t *testing.T) {
 		}
 	}
 }
+
+// The screens in the documents are those of the recording, and each view is in one.
+func TestDocuments(t *testing.T) {
+	all := ""
+	for _, name := range []string{"../../README.md", "../../docs/ummutop.md"} {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := screens.Fill(string(b), golden)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if d := cmp.Diff(want, string(b)); d != "" {
+			t.Errorf("%s is not fresh: make generate (-want +got):\n%s", name, d)
+		}
+		all += want
+	}
+	for _, view := range []string{"processes", "process", "registrations", "findings", "finding", "hooks", "explain"} {
+		if !strings.Contains(all, "<!-- screen "+view+" ") {
+			t.Errorf("no document shows %s", view)
+		}
+	}
+}

@@ -5,13 +5,13 @@ package top
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/ummu/ummu/internal/activity"
 	"github.com/ummu/ummu/internal/command"
+	"github.com/ummu/ummu/internal/symbol"
 	"github.com/ummu/ummu/mm"
 )
 
@@ -275,7 +275,7 @@ func eventTable(x *surroundings) *table[activity.Event] {
 		find: func(e E) string { return e.Kind.String() + " " + e.Range.String() + " " + strings.ToLower(x.call(&e)) },
 		columns: []column[E]{
 			{title: "TIME", width: 12, left: true, falling: true, text: func(e E) string { return x.millis(e.Time) }, compare: by(func(e E) time.Duration { return e.Time })},
-			{title: "KIND", width: 8, left: true, text: func(e E) string { return e.Kind.String() }, compare: by(func(e E) mm.Kind { return e.Kind })},
+			{title: "KIND", width: 10, left: true, text: func(e E) string { return e.Kind.String() }, compare: by(func(e E) mm.Kind { return e.Kind })},
 			{title: "RANGE", width: 25, rank: 3, left: true, text: func(e E) string { return rangeText(e.Range) }, compare: by(func(e E) mm.Addr { return e.Range.Start })},
 			{title: "SIZE", width: 5, falling: true, text: func(e E) string { return sizeOf(e.Range) }, compare: by(func(e E) uint64 { return e.Range.Len() })},
 			{title: "TID", width: 8, rank: 2, text: func(e E) string { return strconv.Itoa(int(e.TID)) }, compare: by(func(e E) uint32 { return e.TID })},
@@ -354,9 +354,7 @@ func (m *Model) siteLines(d *activity.Detail, n int) []string {
 		if where == "" {
 			where = "(no call)"
 		}
-		for _, f := range named(m.state.Frames[s.Stack]) {
-			where += " < " + command.Printable(f.String())
-		}
+		where += chain(own(m.state.Frames[s.Stack]))
 		out = append(out, fmt.Sprintf(" %8s %7s %-8v %s", number(float64(s.Changes)), size(s.Bytes), s.Kind, where))
 	}
 	return out
@@ -373,7 +371,7 @@ func (m *Model) storyLines(h int) []string {
 	out := []string{m.th.title(cut(head+" "+command.Printable(d.Comm), m.width))}
 	registered := false
 	for _, r := range d.Registrations {
-		if r.Range.Has(m.addr) {
+		if r.Range.Pages().Has(m.addr) {
 			registered = true
 			line := fmt.Sprintf("registered %s (%s) since %s: %v", rangeText(r.Range), sizeOf(r.Range), x.millis(r.Since), r.State)
 			if r.State == activity.Stale {
@@ -391,20 +389,41 @@ func (m *Model) storyLines(h int) []string {
 	}
 	out = append(out, cut(fmt.Sprintf("since %s everything is known, but for what was lost (%d)", x.clock(d.Oldest), d.Lost), m.width), "")
 	room := h - len(out)
-	if len(events) > room && room > 1 {
-		out = append(out, fmt.Sprintf("(%d earlier)", len(events)-room+1))
-		events = events[len(events)-room+1:]
+	need := func(es []activity.Event) (n int) {
+		for i := range es {
+			n++
+			if len(m.state.Frames[es[i].Stack]) > 0 {
+				n++
+			}
+		}
+		return n
 	}
-	for _, e := range slices.Clone(events) {
-		line := fmt.Sprintf("%s %-8v %s", x.millis(e.Time), e.Kind, rangeText(e.Range))
+	if left := 0; need(events) > room && room > 1 {
+		for len(events) > 1 && need(events) > room-1 {
+			events, left = events[1:], left+1
+		}
+		out = append(out, fmt.Sprintf("(%d earlier)", left))
+	}
+	for _, e := range events {
+		line := fmt.Sprintf("%s %-10v %s", x.millis(e.Time), e.Kind, rangeText(e.Range))
 		if !e.To.Empty() {
 			line += " -> " + rangeText(e.To)
 		}
-		line += " " + sizeOf(e.Range) + fmt.Sprintf(" by task %d: ", e.TID) + x.call(&e)
-		for _, f := range named(m.state.Frames[e.Stack]) {
-			line += " < " + command.Printable(f.String())
+		line += " " + sizeOf(e.Range)
+		out = append(out, cut(fmt.Sprintf("%s by task %d: ", line, e.TID)+x.call(&e), m.width))
+		if fs := own(m.state.Frames[e.Stack]); len(fs) > 0 {
+			out = append(out, cut(strings.Repeat(" ", 13)+strings.TrimPrefix(chain(fs), " < "), m.width))
 		}
-		out = append(out, cut(line, m.width))
 	}
 	return out
+}
+
+// chain is a stack on one line, innermost first.
+func chain(fs []symbol.Frame) string {
+	var b strings.Builder
+	for _, f := range fs {
+		b.WriteString(" < ")
+		b.WriteString(command.Printable(f.String()))
+	}
+	return b.String()
 }

@@ -11,12 +11,13 @@ type Scene struct {
 // Scenes are the views that are shown in the documentation and compared in
 // tests.
 var Scenes = []Scene{
-	{"processes", []string{"}", "w"}},
-	{"process", []string{">", "enter"}},
-	{"registrations", []string{">", "tab"}},
+	{"processes", []string{"right", "right", "right", "w"}},
+	{"process", []string{"right", "right", "right", "/", "a", "p", "p", "enter", "enter"}},
+	{"registrations", []string{"right", "right", "right", "tab"}},
 	{"findings", []string{">", "tab", "tab"}},
+	{"finding", []string{">", "tab", "tab", "down", "enter"}},
 	{"hooks", []string{">", "tab", "tab", "tab"}},
-	{"explain", []string{">", "enter", "down", "enter"}},
+	{"explain", []string{">", "tab", "tab", "down", "enter", "enter"}},
 	{"help", []string{"?"}},
-	{"filter", []string{"/", "n", "o", "n", "e"}},
+	{"filter", []string{">", "/", "n", "o", "n", "e"}},
 }

@@ -44,6 +44,7 @@ func rewrite(from, to string) error {
 	if err != nil {
 		return err
 	}
+	enc.Stacks(rd.Frames)
 	out, err := os.Create(to)
 	if err != nil {
 		return err
