@@ -36,6 +36,7 @@ type options struct {
 	loss    bool
 
 	registrations bool
+	viewGiven     bool // else a single process is shown first
 }
 
 func newRoot(s command.Streams) *cobra.Command {
@@ -75,6 +76,7 @@ about the watches of your own processes. It leaves out what it does itself.
 			if err := o.validate(cmd, argv); err != nil {
 				return err
 			}
+			o.viewGiven = cmd.Flags().Changed("view")
 			return run(s, &o, argv)
 		},
 	}

@@ -21,7 +21,11 @@ const framesPerSecond = 30
 // showScreen takes over the terminal until the person leaves. The terminal is
 // given back on a panic and on signals too.
 func showScreen(s command.Streams, o *options, d *data) error {
-	m := top.New(d, top.Options{Interval: o.delay, Plain: !command.Colourful(s.Out), View: o.view.Value, PID: d.pid, Clock: true})
+	first := top.Options{Interval: o.delay, Plain: !command.Colourful(s.Out), View: o.view.Value, Clock: true}
+	if !o.viewGiven {
+		first.PID = d.pid
+	}
+	m := top.New(d, first)
 	p := tea.NewProgram(m, tea.WithInput(s.In), tea.WithOutput(s.Out), tea.WithoutSignalHandler(), tea.WithFPS(framesPerSecond))
 	var signals atomic.Int32
 	stop := command.OnInterrupt(func(unix.Signal) {
