@@ -272,6 +272,14 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
+// A ring lives as long as one of its descriptors.
+func TestSecondDescriptor(t *testing.T) {
+	s := watch(t, planted.Uring, "dupped")
+	if len(s.fs) != 1 || !has(s.Frames(s.fs[0].Change.Stack), "dupped", "dupped") {
+		t.Errorf("%d findings: %v", len(s.fs), s.fs)
+	}
+}
+
 // A program without a mistake has no finding, whatever else it does.
 func TestCorrect(t *testing.T) {
 	for _, p := range programs {

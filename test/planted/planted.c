@@ -258,6 +258,18 @@ __attribute__((noinline)) static void direct(void)
 	syscall(SYS_munmap, p, SIZE);	/* at: direct */
 }
 
+#ifndef VERBS
+/* One of two descriptors of the ring is closed: it lives on. */
+__attribute__((noinline)) static void dupped(void)
+{
+	char *p = registered();
+
+	close(dup(ring));
+	dup2(ring, ring);
+	munmap(p, SIZE);		/* at: dupped */
+}
+#endif
+
 /* Many at once, in one mapping. */
 __attribute__((noinline)) static void arena(void)
 {
@@ -318,7 +330,7 @@ static void correct(void)
 	munmap(p, SIZE);
 #ifndef VERBS
 	/* whole tables, and rings that are closed */
-	for (int i = 0; i < 3; i++) {
+	for (int i = 0; i < 4; i++) {
 		struct iovec v[4];
 
 		if (reg(IORING_UNREGISTER_BUFFERS, NULL, 0))
@@ -333,6 +345,9 @@ static void correct(void)
 				die("unregister four");
 		} else if (i == 1) {
 			close(ring);
+		} else if (i == 2) {
+			if (syscall(SYS_close_range, ring, ring, 0))
+				die("close_range");
 		} else {
 			int other = dup(ring);
 
@@ -412,6 +427,9 @@ int main(int argc, char **argv)
 	} mistakes[] = {
 		{"unmapped", unmapped}, {"reused", reused}, {"replaced", replaced}, {"dropped", dropped}, {"moved", moved},
 		{"freed", freed}, {"trimmed", trimmed}, {"remapped", remapped}, {"threaded", threaded}, {"direct", direct},
+#ifndef VERBS
+		{"dupped", dupped},
+#endif
 		{"later", later}, {"arena", arena}, {"correct", correct},
 	};
 	static char buffer[BUFSIZ];	/* not on the heap, which trimmed looks after */
