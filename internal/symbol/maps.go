@@ -4,6 +4,7 @@ package symbol
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"io"
 	"os"
@@ -84,6 +85,13 @@ func readMaps(pid int) ([]mapping, error) {
 	}
 	defer f.Close()
 	return parseMaps(f)
+}
+
+// hasSpace reports whether a process has an address space: of one that has
+// ended /proc/PID/statm says 0 pages (proc_pid_statm, fs/proc/array.c).
+func hasSpace(pid int) bool {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/statm", pid))
+	return err == nil && !bytes.HasPrefix(b, []byte("0 "))
 }
 
 // find returns the mapping that holds a.

@@ -146,7 +146,7 @@ func (r *Resolver) Snapshot(pid int) error {
 
 func (r *Resolver) snapshot(pid int) error {
 	ms, err := readMaps(pid)
-	if err == nil && len(ms) == 0 { // a zombie has none
+	if err == nil && len(ms) == 0 && !hasSpace(pid) { // a zombie; one that is in execve has none yet
 		err = os.ErrNotExist
 	}
 	if err != nil {

@@ -558,10 +558,15 @@ func TestStacks(t *testing.T) {
 	}
 }
 
+//go:noinline
+func callers(pcs []uintptr) int { return runtime.Callers(2, pcs) }
+
 // Test programs of Go are stripped: what Go's runtime itself uses is there.
+// (The line of an address is that of the innermost inlined call, the function
+// the one that it was inlined into.)
 func TestGo(t *testing.T) {
 	pcs := make([]uintptr, 8)
-	n := runtime.Callers(1, pcs)
+	n := callers(pcs)
 	var as []mm.Addr
 	for _, pc := range pcs[:n] {
 		as = append(as, mm.Addr(pc))

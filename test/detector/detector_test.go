@@ -113,7 +113,7 @@ func watch(t *testing.T, p planted.Program, args ...string) *seen {
 func watchWith(t *testing.T, libDir string, p planted.Program, args ...string) *seen {
 	t.Helper()
 	// A shell that waits for a line before it becomes the program.
-	c := exec.Command("/bin/sh", append([]string{"-c", `read x && exec "$0" "$@"`, filepath.Join(dir, string(p))}, args...)...)
+	c := exec.Command("/bin/sh", append([]string{"-c", `echo && read x && exec "$0" "$@"`, filepath.Join(dir, string(p))}, args...)...)
 	c.Stderr = os.Stderr
 	if p == planted.Verbs && !*real {
 		c.Env = append(os.Environ(), "LD_LIBRARY_PATH="+libDir)
@@ -129,6 +129,8 @@ func watchWith(t *testing.T, libDir string, p planted.Program, args ...string) *
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
+	lines := bufio.NewScanner(out)
+	lines.Scan() // it is the shell that waits
 	d, err := detector.New(tr, false, detector.Options{Resolver: symbols})
 	if err != nil {
 		t.Fatal(err)
@@ -152,7 +154,7 @@ func watchWith(t *testing.T, libDir string, p planted.Program, args ...string) *
 	done := make(chan bool, 1)
 	go func() { // the program has made its mistake, then it has ended
 		ok := false
-		for l := bufio.NewScanner(out); l.Scan(); {
+		for l := lines; l.Scan(); {
 			var at, n uint64
 			if k, _ := fmt.Sscanf(l.Text(), "%x %x", &at, &n); k == 2 {
 				s.told = append(s.told, mm.Range{Start: mm.Addr(at), End: mm.Addr(at + n)})
