@@ -21,6 +21,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf/features"
 	"go.uber.org/goleak"
 
 	"github.com/ummu/ummu/internal/detector"
@@ -101,11 +102,31 @@ func watch(t *testing.T, p planted.Program, args ...string) *seen {
 			t.Fatal(err)
 		}
 	}
-	s := watchWith(t, standin, p, args...)
-	if gaps := s.Gaps(); len(gaps) != 0 {
-		t.Errorf("gaps: %v", gaps)
+	// From 7.0 on the kernel may skip the programs that see registrations. Then
+	// the findings say that they are not all, and the run shows no more.
+	for range 5 {
+		s := watchWith(t, standin, p, args...)
+		gaps := s.Gaps()
+		if len(gaps) == 1 && gaps[0].Name == "findings-incomplete" && skips(t) {
+			continue
+		}
+		if len(gaps) != 0 {
+			t.Errorf("gaps: %v", gaps)
+		}
+		return s
 	}
-	return s
+	t.Skip("this kernel skipped programs in each of five runs, and was caught at it")
+	return nil
+}
+
+// skips reports whether the kernel may skip programs of raw tracepoints.
+func skips(t *testing.T) bool {
+	t.Helper()
+	v, err := features.LinuxVersionCode()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v >= 7<<16
 }
 
 // watchWith runs a program, stopped until it is watched, with the library in a
