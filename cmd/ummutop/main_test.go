@@ -44,6 +44,8 @@ func TestMain(m *testing.M) {
 	case "":
 	case "panic":
 		os.Exit(panicking())
+	case "hang":
+		os.Exit(hanging())
 	default:
 		s := command.Standard()
 		os.Exit(command.Execute(newRoot(s), os.Args[1:], s))

@@ -22,6 +22,23 @@ func (b *broken) State(context.Context, top.Query) (*top.State, error) {
 	return nil, fmt.Errorf("not yet")
 }
 
+// stuck is an error that the screen never gets over.
+type stuck struct{}
+
+func (stuck) Error() string {
+	fmt.Fprint(os.Stdout, "it hangs")
+	select {}
+}
+
+func (stuck) State(context.Context, top.Query) (*top.State, error) { return nil, stuck{} }
+
+// hanging is a screen over such a source.
+func hanging() int {
+	err := showScreen(command.Standard(), &options{delay: 100 * time.Millisecond}, &data{Source: stuck{}})
+	fmt.Fprintln(os.Stderr, "error:", err)
+	return 1
+}
+
 // panicking is a screen over such a source; it returns an exit code.
 func panicking() int {
 	err := showScreen(command.Standard(), &options{delay: 100 * time.Millisecond}, &data{Source: &broken{}})

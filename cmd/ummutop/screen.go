@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync/atomic"
+	"time"
 
 	tea "charm.land/bubbletea/v2"
 	"golang.org/x/sys/unix"
@@ -26,13 +27,23 @@ func showScreen(s command.Streams, o *options, d *data) error {
 		first.PID = d.pid
 	}
 	m := top.New(d, first)
-	p := tea.NewProgram(m, tea.WithInput(s.In), tea.WithOutput(s.Out), tea.WithoutSignalHandler(), tea.WithFPS(framesPerSecond))
+	restore, err := restorer(s.In, s.Out)
+	if err != nil {
+		return fmt.Errorf("read modes of the terminal: %w", err)
+	}
+	leave := func() { // the screen may hang
+		time.Sleep(grace)
+		restore()
+		os.Exit(exitInterrupted)
+	}
+	keys := &keyboard{File: s.In, twice: func() { go leave() }}
+	p := tea.NewProgram(m, tea.WithInput(keys), tea.WithOutput(s.Out), tea.WithoutSignalHandler(), tea.WithFPS(framesPerSecond))
 	var signals atomic.Int32
 	stop := command.OnInterrupt(func(unix.Signal) {
 		if signals.Add(1) == 1 {
-			p.Quit()
+			go p.Quit() // it waits for the screen
 		} else {
-			p.Kill()
+			go leave()
 		}
 	})
 	defer stop()
@@ -47,7 +58,7 @@ func showScreen(s command.Streams, o *options, d *data) error {
 		case <-left:
 		}
 	}()
-	_, err := p.Run()
+	_, err = p.Run()
 	close(left)
 	<-watched
 	switch {
@@ -55,8 +66,6 @@ func showScreen(s command.Streams, o *options, d *data) error {
 		return failure
 	case errors.Is(err, tea.ErrProgramPanic):
 		return fmt.Errorf("screen: %w", err) // it has printed where
-	case errors.Is(err, tea.ErrProgramKilled):
-		os.Exit(130)
 	case err != nil:
 		return fmt.Errorf("screen: %w", err)
 	}

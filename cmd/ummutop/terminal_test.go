@@ -177,6 +177,14 @@ func TestTerminalRestored(t *testing.T) {
 			x.restored(0)
 		})
 	}
+	t.Run("hanging", func(t *testing.T) {
+		t.Parallel()
+		x := openTerminal(t, 80, 24, []string{asCommand + "=hang"})
+		x.wait(`it hangs`)
+		x.press("C-c")
+		x.press("C-c")
+		x.restored(exitInterrupted)
+	})
 	t.Run("panic", func(t *testing.T) {
 		t.Parallel()
 		x := openTerminal(t, 80, 24, []string{asCommand + "=panic"})
