@@ -215,8 +215,8 @@ func TestTerminalKinds(t *testing.T) {
 	})
 	t.Run("dumb", func(t *testing.T) {
 		t.Parallel()
-		x := openTerminal(t, 120, 24, []string{"TERM=dumb"}, "--replay", golden)
-		x.wait(`PID +COMMAND`, `(?m)^left 0$`)
+		x := openTerminal(t, 200, 24, []string{"TERM=dumb"}, "--replay", golden, "--view", "findings")
+		x.wait(`PID +COMMAND +WHAT`, `(?m)^left 0$`)
 	})
 	t.Run("NO_COLOR", func(t *testing.T) {
 		t.Parallel()
