@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,6 +30,7 @@ import (
 // data is a source with what goes with it.
 type data struct {
 	top.Source
+	mu       sync.Mutex // a screen that is left may still be asking
 	activity func() *activity.Activity
 	failed   <-chan error  // nothing is counted any more; nil: cannot happen
 	ended    chan struct{} // closed: nothing will come any more
@@ -36,6 +38,13 @@ type data struct {
 	close    func() error
 	// result is the outcome of the program that was started, if any.
 	result func() error
+}
+
+// State asks the source, one question at a time.
+func (d *data) State(ctx context.Context, q top.Query) (*top.State, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.Source.State(ctx, q)
 }
 
 func run(s command.Streams, o *options, argv []string) error {
@@ -60,6 +69,7 @@ func run(s command.Streams, o *options, argv []string) error {
 	if err == nil && o.pprof != "" {
 		err = writeProfile(o.pprof, d, st)
 	}
+	d.mu.Lock() // for good: nobody asks what is closed
 	if cerr := d.close(); err == nil {
 		err = cerr
 	}

@@ -36,6 +36,7 @@ func (d *data) start(s command.Streams, live *source.Live, a *activity.Activity,
 		err   error
 	}
 	begun := make(chan started)
+	exited := make(chan struct{}) // it and its descendants, by themselves or not
 	waited := make(chan struct{})
 	var child *target.Child
 	var waitErr error
@@ -59,6 +60,7 @@ func (d *data) start(s command.Streams, live *source.Live, a *activity.Activity,
 		begun <- started{c, err}
 		if err == nil {
 			waitErr = c.Wait(true)
+			close(exited)
 			// What it did last is told at the latest now.
 			waitErr = errors.Join(waitErr, live.Flush())
 			live.End("ended")
@@ -74,7 +76,8 @@ func (d *data) start(s command.Streams, live *source.Live, a *activity.Activity,
 	closeAll := d.close
 	d.close = func() error {
 		select {
-		case <-waited:
+		case <-exited:
+			<-waited
 		default:
 			target.PassOn(unix.SIGTERM)
 			select {

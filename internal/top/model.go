@@ -107,7 +107,7 @@ func New(s Source, o Options) Model {
 	if o.Location == nil {
 		o.Location = time.Local
 	}
-	m := Model{source: s, o: o, th: newTheme(o.Plain), keys: newKeyMap(), help: help.New(), width: 80, height: 24}
+	m := Model{source: s, o: o, th: newTheme(o.Plain), keys: newKeyMap(), help: help.New(), width: 80, height: 24, fetching: true} // by Init
 	m.keys.replaying(false)
 	m.help.ShortSeparator = "  "
 	m.help.FullSeparator = "   "
