@@ -323,8 +323,10 @@ func gapsOf(t Tier) []Gap {
 	if t == TierMM {
 		return slices.Clone(mmGaps)
 	}
-	return nil // an MMU notifier hears of everything
+	return []Gap{guardUnmapped} // an MMU notifier hears of everything else
 }
+
+var guardUnmapped = Gap{"guard-unmapped", "rights taken away by a guard (MADV_GUARD_INSTALL) over pages of shared memory that reclaim had unmapped; they stay the object's, and are there again when the guard is removed"}
 
 var syscallGaps = []Gap{
 	{"file-truncate", "pages of a mapped file or shared object dropped by truncation, hole punching or MADV_REMOVE through another mapping, by any process (hugetlb files too)"},

@@ -67,6 +67,7 @@ var mmGaps = []Gap{
 	{"driver-mapping", "mappings that a device driver fills again by itself"},
 	{"memory-failure", "pages that the kernel takes away because their memory is broken (memory_failure, soft offlining)"},
 	{"breakpoint", "pages of program text that are replaced by copies with a breakpoint (uprobes)"},
+	guardUnmapped,
 	{"pagemap-scan-writeprotect", "rights taken away by the ioctl PAGEMAP_SCAN, which a write gives back"},
 }
 

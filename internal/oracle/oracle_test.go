@@ -9,11 +9,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/ummu/ummu/internal/truth"
+	"github.com/ummu/ummu/mm"
+	"github.com/ummu/ummu/regcache/uring"
 	"github.com/ummu/ummu/test/extras"
 	"github.com/ummu/ummu/test/machine"
 	"github.com/ummu/ummu/tracer"
@@ -391,5 +395,85 @@ func TestFoundBefore(t *testing.T) {
 				t.Error("no huge pages: is there memory for 8 of them?")
 			}
 		})
+	}
+}
+
+// Found by a soak of notifier/tracepoint: a guard over a shared page that
+// reclaim has unmapped takes rights away, tells no notifier, and the page that
+// is registered goes on being the object's. A guard over a page that is mapped
+// drops it, which is told.
+func TestGuardOverUnmapped(t *testing.T) {
+	ring, err := uring.Open(uring.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ring.Close()
+	fd, err := unix.MemfdCreate("shared", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Ftruncate(fd, int64(2*page)); err != nil {
+		t.Fatal(err)
+	}
+	pagemap, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pagemap.Close()
+	b, err := unix.Mmap(fd, 0, int(2*page), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(b)
+	advise := func(b []byte, advice int) {
+		t.Helper()
+		if err := unix.Madvise(b, advice); err == unix.EINVAL && advice == advGuardInstall {
+			t.Skip("no guards over files before Linux 6.15")
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := mm.Addr(uintptr(unsafe.Pointer(unsafe.SliceData(b))))
+	tab := &table{pagemap: pagemap}
+	for i, mapped := range []bool{false, true} {
+		p := b[i*int(page):][:page]
+		e := &entry{r: mm.Range{Start: start + mm.Addr(i)*mm.Addr(page), End: start + mm.Addr(i+1)*mm.Addr(page)}}
+		buf, err := ring.Register(e.r, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ring.Deregister(buf)
+		v, err := tab.look(e.r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e.frames = []uint64{frame(v[0])}
+		if mapped {
+			// the page is dropped, and another takes its place
+			if err := unix.Fallocate(fd, fallocPunchQuiet, int64(page), int64(page)); err != nil {
+				t.Fatal(err)
+			}
+		} else {
+			for begin := time.Now(); frame(v[0]) != 0; { // it may wait to get on the list that reclaim looks at
+				advise(p, unix.MADV_PAGEOUT)
+				if v, err = tab.look(e.r); err != nil {
+					t.Fatal(err)
+				}
+				if time.Since(begin) > 20*time.Second {
+					t.Fatal("reclaim does not unmap the page")
+				}
+			}
+		}
+		advise(p, advGuardInstall)
+		for _, tab.unseenGuards = range []bool{false, true} {
+			how, err := tab.changed(e)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := mapped || !tab.unseenGuards; (how != "") != want {
+				t.Errorf("page %d, guards are unseen: %v: %q", i, tab.unseenGuards, how)
+			}
+		}
 	}
 }

@@ -43,6 +43,9 @@ type table struct {
 
 	entries []*entry // under the drain lock, or while no step runs
 	apply   func(*mm.Record)
+	// unseenGuards: guards over pages that are not mapped are in a gap of the
+	// tier (guard-unmapped).
+	unseenGuards bool
 
 	mu       sync.Mutex // guards what is below
 	verdicts map[string]int
@@ -78,6 +81,7 @@ func newTable(w *feed.Watch, ring *uring.Ring) (*table, error) {
 const (
 	pagePresent = 1 << 63
 	pageFile    = 1 << 61 // of a file, or anonymous and shared
+	pageGuard   = 1 << 58 // a guard (6.15)
 	pageFrame   = 1<<55 - 1
 )
 
@@ -178,11 +182,40 @@ func (t *table) changed(e *entry) (string, error) {
 	}
 	if err := populate(e.r); err != nil {
 		if err == unix.EFAULT || err == unix.ENOMEM || err == unix.EINVAL { // EINVAL: no right
+			if same, err := t.sameBehindGuard(e); same || err != nil {
+				return "", err
+			}
 			return "not mapped, or fewer rights", nil
 		}
 		return "", fmt.Errorf("populate %v: %w", e.r, err)
 	}
 	return t.compare(e)
+}
+
+// sameBehindGuard takes guards away and reports whether the pages behind them
+// are those of e.
+func (t *table) sameBehindGuard(e *entry) (bool, error) {
+	if !t.unseenGuards {
+		return false, nil
+	}
+	pages, err := t.look(e.r)
+	if err != nil {
+		return false, err
+	}
+	guarded := false
+	for i, p := range pages {
+		if p&pageGuard != 0 {
+			guarded = true
+			if err := syscall6(unix.SYS_MADVISE, uintptr(e.r.Start)+uintptr(i)*uintptr(page), uintptr(page), advGuardRemove); err != nil {
+				return false, fmt.Errorf("remove guard: %w", err)
+			}
+		}
+	}
+	if !guarded || populate(e.r) != nil {
+		return false, nil
+	}
+	how, err := t.compare(e)
+	return how == "", err
 }
 
 func (t *table) compare(e *entry) (string, error) {

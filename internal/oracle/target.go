@@ -168,6 +168,7 @@ func newTarget(tier string, witnessed bool) (_ *target, err error) {
 	if g.t, err = newTable(watch, ring); err != nil {
 		return nil, err
 	}
+	g.t.unseenGuards = kind != tracer.TierSyscall
 	for i := range g.workers {
 		w := worker{make(chan []job), make(chan error)}
 		g.workers[i] = w
