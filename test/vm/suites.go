@@ -95,7 +95,7 @@ var suites = []suite{
 	{name: "rdma-long", tier: "syscall", pkg: "./test/verbs", args: []string{"-rounds=100000"}, only: "^TestRandomChanges$",
 		asked: true, rdma: true, since: "6.1", why: noExitMmap},
 	{name: "remapring", tier: "syscall", pkg: "./examples/remapring", rdma: true, since: "6.1", why: noExitMmap},
-	{name: "detector", calm: true, pkg: "./test/detector", since: "6.1", why: noExitMmap},
+	{name: "detector", long: true, pkg: "./test/detector", since: "6.1", why: noExitMmap},
 	{name: "detector-rdma", tier: "syscall", pkg: "./test/detector", args: []string{"-real"}, only: "^Test(Mistakes|Correct|Many)$",
 		rdma: true, since: "6.1", why: noExitMmap},
 	{name: "guards", pkg: "./internal/guard/cmd/guards", only: "^TestKVMRows$", asked: true, since: "6.1", why: noTracepoint},
