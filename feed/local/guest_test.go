@@ -21,10 +21,11 @@ import (
 	"github.com/ummu/ummu/tracer"
 )
 
-// watchOf opens a watch of a process, as the daemon does for it.
-func watchOf(t *testing.T, tr *tracer.Tracer, pid int, o tracer.FeedOptions) (*tracer.Feed, *feed.Watch) {
+// watchOf opens a watch of a process, as the daemon does for it; if settles, a
+// registration may ask where tasks are.
+func watchOf(t *testing.T, tr *tracer.Tracer, target tracer.Target, o tracer.FeedOptions, settles bool) (*tracer.Feed, *feed.Watch) {
 	t.Helper()
-	f, err := tr.OpenFeed(tracer.PID(pid), o)
+	f, err := tr.OpenFeed(target, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -34,13 +35,30 @@ func watchOf(t *testing.T, tr *tracer.Tracer, pid int, o tracer.FeedOptions) (*t
 	if err != nil {
 		t.Fatal(errors.Join(err, f.Close()))
 	}
-	m.Settle, m.Release = f.Settled, f.Close
+	m.Release = f.Close
+	if settles {
+		m.Settle = f.Settled
+	}
 	w, err := feed.New(m)
 	if err != nil {
 		m.Unmap()
 		t.Fatal(errors.Join(err, f.Close()))
 	}
 	return f, w
+}
+
+// idleProcess is another process, which changes nothing.
+func idleProcess(t *testing.T) tracer.Target {
+	t.Helper()
+	c := exec.Command("sleep", "60")
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.Process.Kill()
+		c.Wait()
+	})
+	return tracer.PID(c.Process.Pid)
 }
 
 // sharedPages are pages of a file, in which fd can punch holes: a change of
@@ -85,17 +103,12 @@ func TestNotifierHidesOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer release(tracer.TierNotifierTracepoint)
-	other := exec.Command("sleep", "60")
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer other.Wait()
-	defer other.Process.Kill()
+	other := idleProcess(t)
 	fd, b, r := sharedPages(t, 4)
 	far, farPages, _ := sharedPages(t, 64) // of which the middle is not in the same 64 KiB
 	for _, guest := range []bool{false, true} {
 		t.Run(fmt.Sprintf("guest %v", guest), func(t *testing.T) {
-			f, w := watchOf(t, k.tracer, other.Process.Pid, tracer.FeedOptions{Unprivileged: guest})
+			f, w := watchOf(t, k.tracer, other, tracer.FeedOptions{Unprivileged: guest}, true)
 			defer w.Close()
 			cache(t, w, r)
 			w.Drain(nil)

@@ -7,7 +7,6 @@ package local
 import (
 	"errors"
 	"os"
-	"os/exec"
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
@@ -233,22 +232,7 @@ func feedOfSelf(t *testing.T) (*tracer.Feed, *feed.Watch) {
 			t.Error(err)
 		}
 	})
-	f, err := k.tracer.OpenFeed(tracer.Self(), tracer.FeedOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := feed.Descriptors{
-		Status: f.StatusFD(), Epoch: f.EpochFD(), Interest: f.InterestFD(), Ring: f.RingFD(), RingBytes: f.RingBytes(),
-	}.Map()
-	if err != nil {
-		t.Fatal(errors.Join(err, f.Close()))
-	}
-	m.Release = f.Close
-	w, err := feed.New(m)
-	if err != nil {
-		m.Unmap()
-		t.Fatal(errors.Join(err, f.Close()))
-	}
+	f, w := watchOf(t, k.tracer, tracer.Self(), tracer.FeedOptions{}, false)
 	t.Cleanup(func() {
 		if err := w.Close(); err != nil {
 			t.Error(err)
@@ -373,13 +357,7 @@ func TestNotifierFaultInFlight(t *testing.T) {
 	defer release(tracer.TierNotifierTracepoint)
 	// Of another process, so that nothing but faults of this one counts: it
 	// cannot be known that they are none of that one's.
-	other := exec.Command("sleep", "60")
-	if err := other.Start(); err != nil {
-		t.Fatal(err)
-	}
-	defer other.Wait()
-	defer other.Process.Kill()
-	f, err := k.tracer.OpenFeed(tracer.PID(other.Process.Pid), tracer.FeedOptions{})
+	f, err := k.tracer.OpenFeed(idleProcess(t), tracer.FeedOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
